@@ -57,7 +57,6 @@ pub enum RecordError {
     Region(#[from] RegionError),
 }
 
-
 impl Record {
     /// The record's value as Kafka holds it.
     pub fn encode(&self) -> Vec<u8> {

@@ -1,6 +1,6 @@
 //! Settings: one TOML file, then environment overrides, every problem reported at once.
 //!
-//! A service declares its settings as a table of [`Field`]s. The same table is the reference in the documentation ([`reference`]), so neither
+//! A service declares its settings as a table of [`Field`]s. The same table is the reference in the documentation ([`reference()`]), so neither
 //! can know a key that the other does not.
 
 use std::collections::{BTreeMap, BTreeSet};

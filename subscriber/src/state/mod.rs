@@ -1,0 +1,421 @@
+//! PURE: every decision of the subscriber's loop. `apply` takes what happened and returns what to do; nothing here waits or fails.
+//!
+//! Reading order: [`Action`] and [`Effect`], [`State::apply`]; one partition's part is in `partition`.
+
+mod action;
+mod partition;
+#[cfg(test)]
+mod tests;
+
+pub use action::{Action, Delivery, Effect};
+
+use crate::judge::{Verdict, judge};
+use crate::marker::{GapCause, Log, MAX_SOURCES, Marker, Partition};
+use crate::progress::Point;
+use crate::work::{DeadLetter, Order, Times, Work, WorkId};
+use partition::Owned;
+
+use recant_schema::invalidation::Source;
+use recant_schema::key::{Key, KeyPrefixes};
+use recant_schema::labels::CommitBasis;
+#[cfg(doc)]
+use recant_schema::record::MAX_RECORD_BYTES;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+/// Most records between delivery and answer. Two to four pipelines of 256 a node keep a Redis busy (measured: more in flight brings nothing); this holds
+/// enough for a dozen nodes, at about 300 bytes each.
+pub const MAX_IN_FLIGHT: usize = 8192;
+
+/// A replay may use only so much of it, so that fresh records always find room.
+const MAX_IN_FLIGHT_FOR_REPLAY: usize = MAX_IN_FLIGHT / 2;
+
+/// What a poison record counts as: it carries up to [`MAX_RECORD_BYTES`] (64 KiB), so some 4 MiB of them and one batch are in memory at most.
+const POISON_WEIGHT: usize = 128;
+
+/// A full house for so many commit intervals (1 s at the default) means that the cache is away, not busy: pause the consumer, so that it can be polled.
+const FULL_INTERVALS_BEFORE_PAUSE: u32 = 5;
+
+/// How many commit intervals (2 s at the default) a revoked or stopping partition may take to drain. Below the session time-out (6 s).
+const INTERVALS_TO_DRAIN: u32 = 10;
+
+/// The loop's memory.
+#[derive(Debug)]
+pub struct State {
+    prefixes: KeyPrefixes,
+    partitions: BTreeMap<Partition, Owned>,
+    poison: HashMap<WorkId, DeadLetter>,
+    epochs: BTreeMap<String, u64>,
+    generation: u64,
+    requests: u32,
+    sessions: u32,
+    tracks: u32,
+    in_flight: usize,
+    full_intervals: u32,
+    paused: bool,
+    /// Intervals left to drain in, while giving partitions up.
+    draining: Option<u32>,
+    closing: bool,
+}
+
+impl State {
+    /// Owns nothing yet; touches keys below these prefixes only.
+    pub fn new(prefixes: KeyPrefixes) -> Self {
+        Self {
+            prefixes,
+            partitions: BTreeMap::new(),
+            poison: HashMap::new(),
+            epochs: BTreeMap::new(),
+            generation: 0,
+            requests: 0,
+            sessions: 0,
+            tracks: 0,
+            in_flight: 0,
+            full_intervals: 0,
+            paused: false,
+            draining: None,
+            closing: false,
+        }
+    }
+
+    /// Whether the live consumer should be polled. A paused one is: it returns nothing but keeps its place in the group.
+    pub fn wants_live(&self) -> bool {
+        self.paused || self.in_flight < MAX_IN_FLIGHT
+    }
+
+    /// Whether records of a replay have room.
+    pub fn wants_replay(&self) -> bool {
+        self.draining.is_none() && self.in_flight < MAX_IN_FLIGHT_FOR_REPLAY
+    }
+
+    /// Records between delivery and answer.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// Whether consumption is paused because the cache does not answer.
+    pub fn is_paused(&self) -> bool {
+        self.paused
+    }
+
+    /// How many partitions are being replayed, or wait to be.
+    pub fn replaying(&self) -> usize {
+        self.partitions.values().filter(|owned| owned.is_behind()).count()
+    }
+
+    /// Per owned partition the newest point that may be committed and remembered.
+    pub fn settled(&self) -> impl Iterator<Item = (Partition, Option<Point>)> + '_ {
+        self.partitions.iter().map(|(partition, owned)| (*partition, owned.settled()))
+    }
+
+    /// Takes what happened; returns what to do, in this order.
+    pub fn apply(&mut self, action: Action) -> Vec<Effect> {
+        match action {
+            Action::Assigned(partitions) => self.assigned(partitions),
+            Action::Revoked => self.drain(),
+            Action::CacheConnected { generation, marker } => self.cache_connected(generation, marker),
+            Action::Recalled { generation, marker } => self.recalled(generation, marker),
+            Action::Located { request, logs } => self.located(request, logs),
+            Action::Delivered(records) => self.delivered(records),
+            Action::Replayed { session, records } => self.replayed(session, records),
+            Action::ReplayReachedEnd { session, partition } => self.replay_reached_end(session, partition),
+            Action::LiveOutOfRange => self.live_out_of_range(),
+            Action::Answered(ids) => self.answered(ids),
+            Action::SetAside(id) => {
+                self.finish(id, POISON_WEIGHT);
+                self.after_progress()
+            }
+            Action::CommitDue => self.commit_due(),
+            Action::MarkerDue => vec![self.remember()],
+            Action::Stop => {
+                self.closing = true;
+                self.drain()
+            }
+        }
+    }
+
+    fn assigned(&mut self, partitions: Vec<Partition>) -> Vec<Effect> {
+        self.paused = false;
+        self.partitions = partitions.into_iter().map(|partition| (partition, Owned::default())).collect();
+        if self.closing {
+            return self.drain();
+        }
+        if self.partitions.is_empty() { vec![Effect::AssignLive(Vec::new())] } else { vec![Effect::Recall] }
+    }
+
+    fn recalled(&mut self, generation: u64, marker: Marker) -> Vec<Effect> {
+        self.generation = self.generation.max(generation);
+        self.learn_epochs(&marker);
+        let fresh = self.partitions.iter_mut().filter(|(_, owned)| owned.awaits_marker());
+        let fresh: Vec<_> = fresh.map(|(partition, owned)| owned.demand(*partition, marker.points.get(partition).copied())).collect();
+        self.locate(fresh)
+    }
+
+    /// Whatever this primary had been told after its marker, it may have lost.
+    fn cache_connected(&mut self, generation: u64, marker: Marker) -> Vec<Effect> {
+        self.generation = self.generation.max(generation);
+        self.learn_epochs(&marker);
+        let known = self.partitions.iter_mut().filter(|(_, owned)| !owned.awaits_marker());
+        let demands: Vec<_> = known.map(|(partition, owned)| owned.demand(*partition, marker.points.get(partition).copied())).collect();
+        self.locate(demands)
+    }
+
+    fn learn_epochs(&mut self, marker: &Marker) {
+        for (source, epoch) in &marker.epochs {
+            let known = self.epochs.entry(source.clone()).or_insert(*epoch);
+            *known = (*known).max(*epoch);
+        }
+    }
+
+    fn live_out_of_range(&mut self) -> Vec<Effect> {
+        let demands = self.partitions.iter_mut().map(|(partition, owned)| owned.start_over(*partition)).collect();
+        self.locate(demands)
+    }
+
+    fn locate(&mut self, partitions: Vec<(Partition, Option<Point>)>) -> Vec<Effect> {
+        if partitions.is_empty() || self.draining.is_some() {
+            return Vec::new();
+        }
+        self.requests += 1;
+        for (partition, _) in &partitions {
+            self.partitions.get_mut(partition).expect("demands come from owned partitions").locating(self.requests);
+        }
+        vec![Effect::Locate { request: self.requests, partitions }]
+    }
+
+    fn located(&mut self, request: u32, logs: Vec<(Partition, Log)>) -> Vec<Effect> {
+        let (mut effects, mut started) = (Vec::new(), false);
+        for (partition, log) in logs {
+            let Some(owned) = self.partitions.get_mut(&partition) else { continue };
+            self.tracks += 2;
+            let Some(located) = owned.located(request, log, self.tracks) else { continue };
+            started |= located.goes_live;
+            effects.extend(located.gap.map(|cause| gap(cause, partition, log)));
+        }
+        let all_live = self.partitions.values().all(|owned| owned.live_from().is_some());
+        if started && all_live {
+            let live = self.partitions.iter().filter_map(|(partition, owned)| Some((*partition, owned.live_from()?)));
+            effects.push(Effect::AssignLive(live.collect()));
+            self.paused = false;
+        }
+        effects.push(self.replay());
+        effects
+    }
+
+    /// One consumer replays everything that is behind; a change means a new session from wherever each partition had got to.
+    fn replay(&mut self) -> Effect {
+        self.sessions += 1;
+        let ranges = self.partitions.iter().filter_map(|(partition, owned)| Some((*partition, owned.replay_range()?))).collect();
+        Effect::Replay { session: self.sessions, ranges }
+    }
+
+    fn delivered(&mut self, records: Vec<Delivery>) -> Vec<Effect> {
+        if self.draining.is_some() {
+            return Vec::new();
+        }
+        let (mut effects, mut work) = (Vec::new(), Vec::new());
+        for record in records {
+            let Some(track) = self.partitions.get_mut(&record.partition).and_then(|owned| owned.deliver(record.point)) else { continue };
+            self.take(record, track, false, &mut work, &mut effects);
+        }
+        if !work.is_empty() {
+            effects.push(Effect::Apply(work));
+        }
+        effects
+    }
+
+    fn replayed(&mut self, session: u32, records: Vec<Delivery>) -> Vec<Effect> {
+        if session != self.sessions || self.draining.is_some() {
+            return Vec::new();
+        }
+        let (mut effects, mut work) = (Vec::new(), Vec::new());
+        for record in records {
+            let Some(owned) = self.partitions.get_mut(&record.partition) else { continue };
+            if owned.contradicts(record.point) {
+                effects.push(Effect::Gap {
+                    cause: GapCause::Recreated,
+                    detail: format!("{:?} at offset {}", record.partition, record.point.offset),
+                });
+                self.tracks += 2;
+                owned.replay_from_oldest(self.tracks);
+                effects.push(self.replay());
+                break;
+            }
+            let Some(track) = owned.deliver_replayed(record.point) else { continue };
+            self.take(record, track, true, &mut work, &mut effects);
+        }
+        if !work.is_empty() {
+            effects.push(Effect::Apply(work));
+        }
+        effects.extend(self.after_progress());
+        effects
+    }
+
+    fn replay_reached_end(&mut self, session: u32, partition: Partition) -> Vec<Effect> {
+        if let (true, Some(owned)) = (session == self.sessions, self.partitions.get_mut(&partition)) {
+            owned.replay_reached_end();
+        }
+        self.after_progress()
+    }
+
+    /// Judges one tracked record.
+    fn take(&mut self, record: Delivery, track: u32, replayed: bool, work: &mut Vec<Work>, effects: &mut Vec<Effect>) {
+        let id = WorkId { partition: record.partition, offset: record.point.offset, track };
+        let times = Times {
+            committed_us: None,
+            basis: CommitBasis::Insert,
+            stored_us: record.point.time_ms.saturating_mul(1000),
+            delivered_us: record.delivered_us,
+            class: None,
+            replayed,
+        };
+        match judge(record.key.as_deref(), record.value.as_deref(), &self.prefixes) {
+            Verdict::Apply(invalidation) => {
+                effects.extend(self.meet_epoch(&invalidation.source, invalidation.version.epoch));
+                let times = Times {
+                    committed_us: Some(invalidation.committed_at_us),
+                    basis: invalidation.commit_basis,
+                    class: invalidation.class,
+                    ..times
+                };
+                let order = Order::Invalidate { source: Arc::from(invalidation.source.database), version: invalidation.version };
+                self.in_flight += 1;
+                work.push(Work { id, key: invalidation.key, order, times });
+            }
+            Verdict::Time(heartbeat) => {
+                effects.extend(self.meet_epoch(&heartbeat.source, heartbeat.version.epoch));
+                self.finish(id, 0);
+                if !replayed {
+                    let (stored_ms, delivered_us, partition) = (record.point.time_ms, record.delivered_us, record.partition);
+                    effects.push(Effect::Beat { heartbeat, stored_ms, delivered_us, partition });
+                }
+            }
+            Verdict::SetAside(poison, forgotten) => {
+                let (key, value, value_bytes) = (record.key, record.value, record.value_bytes);
+                let letter = DeadLetter { id, reason: poison.reason(), detail: poison.to_string(), key, value, value_bytes };
+                self.in_flight += POISON_WEIGHT;
+                self.forget_then_set_aside(letter, forgotten, times, work, effects);
+            }
+        }
+    }
+
+    /// The key comes first: the dead-letter topic may be away, and the cache must not wait for it.
+    fn forget_then_set_aside(
+        &mut self,
+        letter: DeadLetter,
+        forgotten: Option<Key>,
+        times: Times,
+        work: &mut Vec<Work>,
+        effects: &mut Vec<Effect>,
+    ) {
+        match forgotten {
+            Some(key) => {
+                work.push(Work { id: letter.id, key, order: Order::Forget, times });
+                self.poison.insert(letter.id, letter);
+            }
+            None => effects.push(Effect::DeadLetter(Box::new(letter))),
+        }
+    }
+
+    /// A promotion or restore can lose commits that no invalidation will ever name; once per source and epoch.
+    fn meet_epoch(&mut self, source: &Source, epoch: u64) -> Option<Effect> {
+        match self.epochs.get(&source.database) {
+            Some(known) if *known >= epoch => None,
+            None if self.epochs.len() >= MAX_SOURCES => None,
+            known => {
+                let lost = known.is_some() && source.epoch_cause.is_some_and(|cause| cause.loses_commits());
+                self.epochs.insert(source.database.clone(), epoch);
+                let detail = format!(
+                    "source {} entered epoch {epoch}: {}",
+                    source.database,
+                    source.epoch_cause.map_or("cause unknown", |cause| cause.as_str())
+                );
+                lost.then_some(Effect::Gap { cause: GapCause::NewEpoch, detail })
+            }
+        }
+    }
+
+    fn answered(&mut self, ids: Vec<WorkId>) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        for id in ids {
+            match self.poison.remove(&id) {
+                Some(letter) => effects.push(Effect::DeadLetter(Box::new(letter))),
+                None => self.finish(id, 1),
+            }
+        }
+        effects.extend(self.after_progress());
+        effects
+    }
+
+    fn finish(&mut self, id: WorkId, weight: usize) {
+        self.in_flight = self.in_flight.saturating_sub(weight);
+        if let Some(owned) = self.partitions.get_mut(&id.partition) {
+            owned.answer(id.track, id.offset);
+        }
+    }
+
+    fn after_progress(&mut self) -> Vec<Effect> {
+        if self.draining.is_some() {
+            return self.release_if_drained();
+        }
+        let finished = self.partitions.values_mut().filter_map(Owned::finish_replay).count();
+        let none_left = self.partitions.values().all(|owned| owned.replay_range().is_none());
+        if finished > 0 && none_left { vec![self.replay()] } else { Vec::new() }
+    }
+
+    fn commit_due(&mut self) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        self.full_intervals = if self.in_flight < MAX_IN_FLIGHT { 0 } else { self.full_intervals + 1 };
+        if !self.paused && self.full_intervals >= FULL_INTERVALS_BEFORE_PAUSE {
+            self.paused = true;
+            effects.push(Effect::Pause);
+        } else if self.paused && self.in_flight < MAX_IN_FLIGHT / 2 {
+            self.paused = false;
+            effects.push(Effect::Resume);
+        }
+        let due: Vec<_> = self.partitions.iter_mut().filter_map(|(partition, owned)| Some((*partition, owned.commit()?))).collect();
+        if !due.is_empty() {
+            effects.push(Effect::Commit(due));
+        }
+        if let Some(left) = &mut self.draining {
+            *left = left.saturating_sub(1);
+            effects.extend(self.release_if_drained());
+        }
+        effects
+    }
+
+    fn remember(&self) -> Effect {
+        let points = self.partitions.iter().filter_map(|(partition, owned)| Some((*partition, owned.settled()?))).collect();
+        Effect::Remember { generation: self.generation, marker: Marker { points, epochs: self.epochs.clone() } }
+    }
+
+    /// A revoked partition is finished, or left uncommitted for whoever gets it next.
+    fn drain(&mut self) -> Vec<Effect> {
+        self.draining = Some(self.draining.unwrap_or(INTERVALS_TO_DRAIN));
+        self.sessions += 1;
+        let mut effects = vec![Effect::Replay { session: self.sessions, ranges: Vec::new() }];
+        effects.extend(self.release_if_drained());
+        effects
+    }
+
+    fn release_if_drained(&mut self) -> Vec<Effect> {
+        let drained = self.partitions.values().all(Owned::is_settled);
+        if !drained && self.draining != Some(0) {
+            return Vec::new();
+        }
+        let remember = self.remember();
+        let settled = self.partitions.iter().filter_map(|(partition, owned)| Some((*partition, owned.settled()?.offset + 1))).collect();
+        self.partitions.clear();
+        self.draining = None;
+        self.paused = false;
+        let mut effects = vec![remember, Effect::Release(settled)];
+        if self.closing {
+            effects.push(Effect::Close);
+        }
+        effects
+    }
+}
+
+fn gap(cause: GapCause, partition: Partition, log: Log) -> Effect {
+    Effect::Gap { cause, detail: format!("{partition:?}: the log holds offsets {} to {}", log.low, log.high) }
+}

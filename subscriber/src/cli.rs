@@ -1,6 +1,8 @@
 //! The command line.
 
+use crate::config::{FIELDS, PREFIX};
 use clap::{Parser, Subcommand};
+use recant_schema::service::config::help;
 use std::path::PathBuf;
 
 /// Deletes changed keys from one region's Redis.
@@ -8,7 +10,7 @@ use std::path::PathBuf;
 /// A subscriber consumes invalidations from Kafka, deletes the keys in its region's cache and leaves floors, so that a slow reader cannot put an old
 /// value back. Start with `check`: it says what is missing and what to do about it.
 #[derive(Debug, Parser)]
-#[command(name = "subscriber", version, after_help = AFTER_HELP)]
+#[command(name = "subscriber", version, after_help = FIRST_STEPS, after_long_help = format!("{FIRST_STEPS}\n\n{}", help(FIELDS, PREFIX)))]
 pub struct Cli {
     /// Configuration file (TOML); every key can also be set as `SUBSCRIBER_KEY`.
     #[arg(long, short, global = true, value_name = "FILE")]
@@ -36,11 +38,11 @@ pub enum Command {
         /// The cache key, such as v2:shop:product:7.
         key: String,
     },
-    /// Print every setting with its default, as a Markdown table.
-    Settings,
 }
 
-const AFTER_HELP: &str = "\
-Needs at least: region, redis_url, brokers. For example:
+const FIRST_STEPS: &str = "\
+First steps:  subscriber check;  subscriber run
+Needs at least region, redis_url and brokers, for example:
   SUBSCRIBER_REGION=eu SUBSCRIBER_REDIS_URL=redis://127.0.0.1:6379 SUBSCRIBER_BROKERS=127.0.0.1:9092 subscriber check
-Exit codes: 0 fine, 1 something failed, 64 the configuration cannot be used, 130 a second signal.";
+Settings: a TOML file and SUBSCRIBER_... variables; --help lists them.
+Exit codes: 0 fine, 64 the configuration or the command line cannot be used, 130 a second signal, 1 anything else.";

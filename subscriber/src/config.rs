@@ -29,7 +29,12 @@ pub const FIELDS: &[Field] = &[
         "`always`, or `when-cached`: write nothing when neither value nor entry is there (not with replica readers).",
     ),
     value("floor_ttl_ms", "600000", "How long a floor is kept, ms; above the replicas' worst lag."),
-    value("gap_policy", "alert", "`alert`, or `stop`: what happens besides counting and logging when invalidations may be missing."),
+    value(
+        "gap_policy",
+        "alert",
+        "`alert`, `stop`, or `sweep` (forget every key below the prefixes): what happens, besides counting and logging, when invalidations may be missing.",
+    ),
+    value("sweep_keys_per_second", "20000", "How many keys a sweep scans per second and primary."),
     value("replay_margin_ms", "10000", "How long before the marker's time a replay starts, ms."),
     value("commit_interval_ms", "200", "How often watermarks are committed to Kafka, ms."),
     value("marker_interval_ms", "1000", "How often the marker is written to every primary, ms."),
@@ -59,6 +64,8 @@ pub enum GapPolicy {
     Alert,
     /// The subscriber stops, so that nobody can overlook it.
     Stop,
+    /// Every key below the prefixes is forgotten, at a pace; floors stay.
+    Sweep,
 }
 
 fn parse_tombstones(text: &str) -> Result<Tombstones, String> {
@@ -71,7 +78,8 @@ impl GapPolicy {
         match text {
             "alert" => Ok(Self::Alert),
             "stop" => Ok(Self::Stop),
-            other => Err(format!("{other:?} is neither alert nor stop")),
+            "sweep" => Ok(Self::Sweep),
+            other => Err(format!("{other:?} is none of alert, stop and sweep")),
         }
     }
 }
@@ -90,6 +98,7 @@ pub struct Config {
     pub tombstones: Tombstones,
     pub floor_ttl: Duration,
     pub gap_policy: GapPolicy,
+    pub sweep_keys_per_second: u64,
     pub replay_margin: Duration,
     pub commit_interval: Duration,
     pub marker_interval: Duration,
@@ -143,6 +152,8 @@ impl Config {
         // A floor outlives at least the reader's mark (60 s by default); a month of floors is a memory leak.
         let floor_ttl = settings.milliseconds("floor_ttl_ms", 60_000..=2_592_000_000);
         let gap_policy = settings.parsed("gap_policy", GapPolicy::parse);
+        // A Redis scans and forgets some 100,000 keys a second at most; the products need most of that.
+        let sweep_keys_per_second = settings.whole("sweep_keys_per_second", 100..=1_000_000);
         let replay_margin = settings.milliseconds("replay_margin_ms", 0..=3_600_000);
         let commit_interval = settings.milliseconds("commit_interval_ms", 10..=60_000);
         let marker_interval = settings.milliseconds("marker_interval_ms", 10..=60_000);
@@ -169,6 +180,7 @@ impl Config {
             tombstones: tombstones?,
             floor_ttl,
             gap_policy: gap_policy?,
+            sweep_keys_per_second,
             replay_margin,
             commit_interval,
             marker_interval,

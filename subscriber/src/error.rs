@@ -42,6 +42,6 @@ pub enum Error {
     #[error("{0}")]
     Http(String),
     /// The gap policy `stop`.
-    #[error("invalidations may be missing ({0}) and gap_policy is stop; see the log, sweep or flush the region, then start again")]
+    #[error("invalidations may be missing ({0}) and gap_policy is stop; see the log; to start again, set gap_policy to sweep or alert")]
     Gap(String),
 }

@@ -1,11 +1,11 @@
 //! Bootstrap of the subscriber.
 
 use clap::Parser;
-use recant_schema::service::config::{process_environment, reference};
+use recant_schema::service::config::process_environment;
 use recant_schema::service::shutdown::Shutdown;
 use recant_schema::service::{EXIT_CONFIGURATION, telemetry};
 use recant_subscriber::cli::{Cli, Command};
-use recant_subscriber::config::{Config, FIELDS, PREFIX};
+use recant_subscriber::config::Config;
 use recant_subscriber::{check, inspect, status, subscriber};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -18,10 +18,6 @@ fn main() -> ExitCode {
             return if error.use_stderr() { ExitCode::from(EXIT_CONFIGURATION) } else { ExitCode::SUCCESS };
         }
     };
-    if matches!(cli.command, Command::Settings) {
-        print!("{}", reference(FIELDS, PREFIX));
-        return ExitCode::SUCCESS;
-    }
     let environment = process_environment();
     let named = environment.iter().find(|(name, _)| name == "SUBSCRIBER_CONFIG").map(|(_, path)| PathBuf::from(path));
     let config = match Config::load(cli.config.or(named).as_deref(), &environment) {
@@ -59,7 +55,6 @@ async fn perform(command: Command, config: Config) -> ExitCode {
         Command::Check => Ok(check::check(&config).await),
         Command::Status { json } => status::status(&config, json).await.map(|()| true),
         Command::Inspect { key } => inspect::inspect(&config, &key).await,
-        Command::Settings => Ok(true),
     };
     match done {
         Ok(true) => ExitCode::SUCCESS,

@@ -5,7 +5,7 @@
 
 use crate::progress::Point;
 use recant_schema::version::parse_canonical;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A partition of one of the consumed topics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -19,16 +19,27 @@ pub struct Partition {
 /// Most sources whose epochs one region remembers. A region with more databases than this would want several subscribers anyway.
 pub const MAX_SOURCES: usize = 64;
 
-/// Field names of epochs begin so; topic names cannot hold a slash.
+/// Most handled epochs that are remembered one by one for a source; beyond that the oldest become the baseline. A source fails over a few times a year.
+const MAX_HANDLED_EPOCHS: usize = 32;
+
+/// Most sweeps that are remembered as owed. One sweep pays them all, so there are rarely two.
+pub const MAX_OWED_SWEEPS: usize = 64;
+
+/// Field names of epochs and of owed sweeps begin so; topic names cannot hold a slash.
 const EPOCH_FIELD: &str = "epoch/";
+const SWEEP_FIELD: &str = "sweep/";
 
 /// What a region's cache remembers of its own maintenance.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Marker {
     /// Per partition, the record up to which everything is applied.
     pub points: BTreeMap<Partition, Point>,
-    /// Per source, the newest epoch whose loss of history was dealt with.
-    pub epochs: BTreeMap<String, u64>,
+    /// Per source, the epochs whose loss of commits was dealt with.
+    pub epochs: BTreeMap<String, Epochs>,
+    /// Gaps whose sweep is not done. Whoever reads this owes it.
+    pub sweeps: BTreeSet<String>,
+    /// Gaps whose sweep is done since the marker was last written: to be erased from it.
+    pub swept: BTreeSet<String>,
 }
 
 impl Marker {
@@ -37,8 +48,12 @@ impl Marker {
         let mut marker = Self::default();
         for (name, value) in fields {
             if let Some(source) = name.strip_prefix(EPOCH_FIELD) {
-                if let (Some(epoch), true) = (parse_canonical(&value), marker.epochs.len() < MAX_SOURCES) {
-                    marker.epochs.insert(source.to_owned(), epoch);
+                if let (Some(epochs), true) = (Epochs::parse(&value), marker.epochs.len() < MAX_SOURCES) {
+                    marker.epochs.insert(source.to_owned(), epochs);
+                }
+            } else if let Some(gap) = name.strip_prefix(SWEEP_FIELD) {
+                if marker.sweeps.len() < MAX_OWED_SWEEPS {
+                    marker.sweeps.insert(gap.to_owned());
                 }
             } else if let Some((partition, point)) = read_point(&name, &value, topics) {
                 marker.points.insert(partition, point);
@@ -52,20 +67,76 @@ impl Marker {
         let points = self.points.iter().map(|(partition, point)| {
             (format!("{}/{}", topics[partition.topic], partition.number), format!("{}:{}", point.offset, point.time_ms))
         });
-        let epochs = self.epochs.iter().map(|(source, epoch)| (format!("{EPOCH_FIELD}{source}"), epoch.to_string()));
-        points.chain(epochs).collect()
+        let epochs = self.epochs.iter().map(|(source, epochs)| (format!("{EPOCH_FIELD}{source}"), epochs.to_text()));
+        let sweeps = self.sweeps.iter().map(|gap| (format!("{SWEEP_FIELD}{gap}"), "owed".to_owned()));
+        points.chain(epochs).chain(sweeps).collect()
     }
 
-    /// What holds for the whole region: per partition the oldest point that any primary remembers, per source the newest epoch.
+    /// The fields to erase from the hash.
+    pub fn erased_fields(&self) -> Vec<String> {
+        self.swept.iter().map(|gap| format!("{SWEEP_FIELD}{gap}")).collect()
+    }
+
+    /// What holds for the whole region: per partition the oldest point that any primary remembers, per source the epochs that any knows, every owed sweep.
     #[must_use]
     pub fn oldest(mut self, other: &Self) -> Self {
         for (partition, point) in &other.points {
             self.points.entry(*partition).and_modify(|oldest| *oldest = (*oldest).min(*point)).or_insert(*point);
         }
-        for (source, epoch) in &other.epochs {
-            self.epochs.entry(source.clone()).and_modify(|newest| *newest = (*newest).max(*epoch)).or_insert(*epoch);
+        for (source, epochs) in &other.epochs {
+            self.epochs.entry(source.clone()).and_modify(|known| known.merge(epochs)).or_insert_with(|| epochs.clone());
         }
+        self.sweeps.extend(other.sweeps.iter().cloned());
         self
+    }
+}
+
+/// The epochs of one source that a region has dealt with.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Epochs {
+    /// The region first heard of the source in this epoch: what earlier ones lost was never cached here.
+    pub baseline: u64,
+    /// Later epochs that lost commits, each dealt with once. Records of several epochs arrive in any order, so the newest alone would not do.
+    pub handled: BTreeSet<u64>,
+}
+
+impl Epochs {
+    /// Whether what this epoch lost is dealt with.
+    pub fn knows(&self, epoch: u64) -> bool {
+        epoch <= self.baseline || self.handled.contains(&epoch)
+    }
+
+    /// Notes an epoch that lost commits; whether it is news.
+    pub fn handle(&mut self, lossy: Option<u64>) -> bool {
+        let Some(epoch) = lossy.filter(|epoch| !self.knows(*epoch)) else { return false };
+        self.handled.insert(epoch);
+        self.prune();
+        true
+    }
+
+    /// Adds what another marker knows.
+    pub fn merge(&mut self, other: &Self) {
+        self.baseline = self.baseline.max(other.baseline);
+        self.handled.extend(&other.handled);
+        self.prune();
+    }
+
+    fn prune(&mut self) {
+        self.handled.retain(|epoch| *epoch > self.baseline);
+        while self.handled.len() > MAX_HANDLED_EPOCHS {
+            self.baseline = self.handled.pop_first().unwrap_or(self.baseline);
+        }
+    }
+
+    fn to_text(&self) -> String {
+        let handled: Vec<_> = self.handled.iter().map(u64::to_string).collect();
+        format!("{}:{}", self.baseline, handled.join(","))
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let (baseline, handled) = text.split_once(':')?;
+        let handled = handled.split(',').filter(|epoch| !epoch.is_empty()).map(parse_canonical).collect::<Option<_>>()?;
+        Some(Self { baseline: parse_canonical(baseline)?, handled })
     }
 }
 
@@ -161,9 +232,12 @@ mod tests {
         let topics = vec!["t.v1".to_owned(), "t.v1.bulk".to_owned()];
         let mut marker = Marker::default();
         marker.points.insert(Partition { topic: 1, number: 3 }, Point { offset: 7, time_ms: 9 });
-        marker.epochs.insert("shop".into(), 1_700_000_000);
+        marker.epochs.insert("shop".into(), Epochs { baseline: 1_700_000_000, handled: BTreeSet::from([1_700_000_001, 1_700_000_007]) });
+        marker.sweeps.insert("epoch/shop/1700000000".into());
         let mut fields = marker.to_fields(&topics);
-        for (name, value) in [("t.v1/x", "1:2"), ("t.v1/0", "-1:2"), ("t.v1/1", "1"), ("gone/1", "1:2"), ("epoch/x", "01"), ("", "")] {
+        for (name, value) in
+            [("t.v1/x", "1:2"), ("t.v1/0", "-1:2"), ("t.v1/1", "1"), ("gone/1", "1:2"), ("epoch/x", "01:"), ("epoch/y", "1:x"), ("", "")]
+        {
             fields.push((name.into(), value.into()));
         }
         assert_eq!(Marker::from_fields(fields, &topics), marker);
@@ -173,7 +247,7 @@ mod tests {
     fn the_region_is_as_far_as_its_oldest_primary() {
         let at = |offset| Marker {
             points: BTreeMap::from([(Partition { topic: 0, number: 0 }, Point { offset, time_ms: offset })]),
-            epochs: BTreeMap::new(),
+            ..Marker::default()
         };
         assert_eq!(at(5).oldest(&at(3)), at(3));
         assert_eq!(at(3).oldest(&Marker::default()), at(3));

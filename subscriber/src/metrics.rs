@@ -53,6 +53,10 @@ pub struct Metrics {
     clock_skews: Counter,
     /// Partitions whose replay was asked for.
     pub replays: Counter,
+    /// Sweeps done.
+    pub sweeps: Counter,
+    /// 1 while the region is being swept.
+    pub sweeping: Gauge,
     /// Heartbeats delivered.
     pub heartbeats: Counter,
     /// Time from the newest heartbeat's reading at the source to its delivery here.
@@ -87,6 +91,8 @@ impl Metrics {
             gaps: Family::default(),
             clock_skews: Counter::default(),
             replays: Counter::default(),
+            sweeps: Counter::default(),
+            sweeping: Gauge::default(),
             heartbeats: Counter::default(),
             heartbeat_lag: SecondsGauge::default(),
             lag_seconds: SecondsGauge::default(),
@@ -115,6 +121,8 @@ impl Metrics {
         of.register("gaps", "Times that invalidations may have been missed, by cause", metrics.gaps.clone());
         of.register("clock_skews", "Times that came out negative, and were counted as zero", metrics.clock_skews.clone());
         of.register("replays", "Partitions replayed from the cache's marker", metrics.replays.clone());
+        of.register("sweeps", "Sweeps of the region done because of gaps", metrics.sweeps.clone());
+        of.register("sweeping", "1 while the region is being swept", metrics.sweeping.clone());
         of.register("heartbeats", "Heartbeats delivered", metrics.heartbeats.clone());
         of.register_with_unit(
             "heartbeat_lag",

@@ -100,7 +100,7 @@ impl Subscriber {
     fn new(config: Config, metrics: Metrics, health: Health) -> Result<Self, Error> {
         let (sender, inbox) = mpsc::unbounded_channel();
         Ok(Self {
-            state: State::new(config.key_prefixes.clone()),
+            state: State::new(config.key_prefixes.clone(), config.gap_policy == GapPolicy::Sweep),
             cache: Cache::start(&config),
             live: Live::join(&config)?,
             replay: Replay::default(),
@@ -194,6 +194,11 @@ impl Subscriber {
             }
             Report::Connected { generation, marker } => Some(Action::CacheConnected { generation, marker }),
             Report::Recalled { generation, marker } => Some(Action::Recalled { generation, marker }),
+            Report::Swept(number, forgotten) => {
+                self.metrics.sweeps.inc();
+                tracing::info!(forgotten, "the region is swept: every key below the prefixes was forgotten");
+                Some(Action::Swept(number))
+            }
             Report::Complete => {
                 self.redis_lost = false;
                 if self.health.recovered(REDIS) {
@@ -250,6 +255,10 @@ impl Subscriber {
                 }
             }
             Effect::Gap { cause, detail } => self.gap(cause, detail)?,
+            Effect::Sweep(number) => {
+                tracing::warn!(keys_per_second = self.config.sweep_keys_per_second, "sweeping the region because of a gap");
+                self.cache.request(Request::Sweep(number));
+            }
             Effect::Beat { heartbeat, delivered_us, .. } => {
                 self.metrics.heartbeats.inc();
                 self.metrics.heartbeat_lag.set(seconds(delivered_us - heartbeat.committed_at_us));
@@ -320,10 +329,10 @@ impl Subscriber {
         tracing::error!(
             ?cause,
             detail,
-            "invalidations may be missing: values cached before now may be stale until their TTL; sweep or flush the region"
+            "invalidations may be missing: values cached before now may be stale until they expire or the region is swept"
         );
         match self.config.gap_policy {
-            GapPolicy::Alert => Ok(()),
+            GapPolicy::Alert | GapPolicy::Sweep => Ok(()),
             GapPolicy::Stop => Err(Error::Gap(detail)),
         }
     }
@@ -361,6 +370,7 @@ impl Subscriber {
         self.metrics.partitions.set(owned);
         self.metrics.in_flight.set(self.state.in_flight() as i64);
         self.metrics.replaying.set(self.state.replaying() as i64);
+        self.metrics.sweeping.set(i64::from(self.state.sweeping()));
         self.metrics.paused.set(i64::from(self.state.is_paused()));
     }
 }

@@ -270,7 +270,22 @@ fn raw(value: toml::Value) -> Option<Raw> {
     }
 }
 
-/// The settings as a Markdown table, for the documentation and `--help`.
+/// The settings as plain text, for `--help`.
+pub fn help(fields: &[Field], prefix: &str) -> String {
+    let mut text = format!("Settings, by their keys in the TOML file; as a variable {prefix} and the key in capitals.\n");
+    for field in fields {
+        let default = match field.default {
+            Default::Required => " (required)".to_owned(),
+            Default::Unset => String::new(),
+            Default::Value(value) => format!(" (default {value})"),
+        };
+        let secret = if field.secret { &format!(" Secret: also from the file named by {}_file.", field.name) } else { "" };
+        text += &format!("\n{}{default}\n    {}{secret}", field.name, field.help);
+    }
+    text
+}
+
+/// The settings as a Markdown table, for the documentation.
 pub fn reference(fields: &[Field], prefix: &str) -> String {
     let mut text = String::from("| key | variable | default | meaning |\n| --- | --- | --- | --- |\n");
     for field in fields {

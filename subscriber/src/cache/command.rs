@@ -4,6 +4,7 @@ use crate::config::Config;
 use crate::disposition::{Reply, Step};
 use crate::marker::Marker;
 use crate::work::{Order, Work};
+use recant_schema::key::Key;
 use recant_schema::scripts::{FORGET, INVALIDATE, OWE};
 use redis::{Cmd, ErrorKind, Pipeline, RedisError, RedisResult, Script, Value, cmd};
 
@@ -105,10 +106,23 @@ pub(super) fn marker_key(group: &str, tag: Option<&str>) -> String {
     }
 }
 
-/// A marker as HSET; `None` when there is nothing to write.
-pub(super) fn write_marker(key: &str, marker: &Marker, topics: &[String]) -> Option<Cmd> {
-    let fields = marker.to_fields(topics);
-    (!fields.is_empty()).then(|| cmd("HSET").arg(key).arg(fields.as_slice()).take())
+/// A marker as one transaction: what it says of gaps and how far it says the cache was maintained belong together.
+pub(super) fn write_marker(key: &str, marker: &Marker, topics: &[String]) -> Option<Pipeline> {
+    let (fields, erased) = (marker.to_fields(topics), marker.erased_fields());
+    let mut pipeline = Pipeline::new();
+    pipeline.atomic();
+    if !fields.is_empty() {
+        pipeline.cmd("HSET").arg(key).arg(fields.as_slice()).ignore();
+    }
+    if !erased.is_empty() {
+        pipeline.cmd("HDEL").arg(key).arg(erased).ignore();
+    }
+    (!pipeline.is_empty()).then_some(pipeline)
+}
+
+/// A forget of a key that a sweep has found.
+pub(super) fn forget(scripts: &Scripts, key: &Key) -> Cmd {
+    evalsha(&scripts.forget, &[key.as_str(), &key.entry()])
 }
 
 /// A marker as HGETALL answers it.

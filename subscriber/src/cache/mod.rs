@@ -12,6 +12,7 @@ mod command;
 mod inspect;
 mod node;
 mod router;
+mod sweep;
 mod topology;
 
 pub use inspect::{Inspector, KeyReport, Primary};
@@ -40,6 +41,8 @@ pub enum Request {
         /// What to write.
         marker: Marker,
     },
+    /// Forget every key below the prefixes on every primary, instead of a sweep under way.
+    Sweep(u32),
 }
 
 /// What the tasks report.
@@ -61,6 +64,8 @@ pub enum Report {
         /// The oldest of all.
         marker: Marker,
     },
+    /// A sweep is done, and how many keys it forgot.
+    Swept(u32, u64),
     /// Every primary of the newest map is connected.
     Complete,
     /// A primary or the map of them cannot be reached, and why; [`Report::Complete`] follows when it can.

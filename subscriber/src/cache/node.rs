@@ -293,12 +293,11 @@ impl Service {
             }
             Control::WriteMarker { connection: meant_for, marker } if meant_for == self.connection => {
                 let Some(command) = write_marker(&self.node.marker_key, &marker, &self.node.topics) else { return Ok(()) };
-                let written: RedisResult<Value> = command.query_async(connection).await;
-                match reply(written) {
-                    Err(error) => return Err(End::Broken(format!("write the marker: {error}"))),
-                    Ok(crate::disposition::Reply::Moved) => return Err(End::Broken("the marker's slot has moved".to_owned())),
-                    // A marker that is not written now stays behind, which is safe: the next one follows within a second.
-                    Ok(_) => {}
+                match command.exec_async(connection).await {
+                    Err(error) if error.code() == Some("MOVED") => return Err(End::Broken("the marker's slot has moved".to_owned())),
+                    Err(error) if error.code().is_none() => return Err(End::Broken(format!("write the marker: {error}"))),
+                    // Refused for now: a marker that is not written stays behind, which is safe, and the next one follows within a second.
+                    Err(_) | Ok(()) => {}
                 }
             }
             Control::WriteMarker { .. } => {}
@@ -321,7 +320,7 @@ async fn send(scripts: Arc<Scripts>, mut connection: MultiplexedConnection, task
 }
 
 /// `Some(role)` unless the server is a primary. Servers whose ACL hides ROLE are taken for primaries: a replica refuses the first write.
-async fn foreign_role(connection: &mut MultiplexedConnection) -> RedisResult<Option<String>> {
+pub(super) async fn foreign_role(connection: &mut MultiplexedConnection) -> RedisResult<Option<String>> {
     let asked = timeout(super::topology::ANSWER_TIMEOUT, cmd("ROLE").query_async::<Vec<Value>>(connection)).await;
     match asked.unwrap_or_else(|_| Err(RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut)))) {
         Ok(answer) => match answer.first() {

@@ -3,7 +3,7 @@
 use super::command::{Scripts, marker_key};
 use super::node::{self, Control, Node, NodeEvent, Task};
 use super::topology::{Map, PrimaryInfo};
-use super::{Report, Request};
+use super::{Report, Request, sweep};
 use crate::config::Config;
 use crate::disposition::Step;
 use crate::error::Error;
@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
 /// Slots are learnt anew at most so often, however many keys were moved.
@@ -42,6 +43,7 @@ struct Router {
     /// While a recall is answered: the nodes still to be heard.
     recall: Option<BTreeSet<String>>,
     complete: bool,
+    sweep: Option<JoinHandle<()>>,
 }
 
 /// Serves requests until the handle is dropped. Queues inside are bounded by the records in flight, which the loop's state bounds.
@@ -64,6 +66,7 @@ pub(super) async fn run(config: Config, mut requests: mpsc::Receiver<Request>, r
         generation: 0,
         recall: None,
         complete: false,
+        sweep: None,
     };
     loop {
         let due = refresh_at.filter(|_| !discovering);
@@ -110,6 +113,16 @@ impl Router {
                 self.answer_recall().await;
             }
             Request::Remember { generation, marker } => self.remember(generation, marker),
+            Request::Sweep(number) => {
+                if let Some(earlier) = self.sweep.take() {
+                    earlier.abort();
+                }
+                let (config, scripts, reports) = (self.config.clone(), self.scripts.clone(), self.reports.clone());
+                self.sweep = Some(tokio::spawn(async move {
+                    let forgotten = sweep::run(&config, &scripts).await;
+                    let _ = reports.send(Report::Swept(number, forgotten)).await;
+                }));
+            }
         }
     }
 

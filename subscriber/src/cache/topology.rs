@@ -224,6 +224,11 @@ impl Map {
         }
     }
 
+    /// Whether every slot has the same owner in both.
+    pub(super) fn same_owners(one: &Self, other: &Self) -> bool {
+        (0..SLOTS).all(|slot| one.owner(slot).map(|primary| &primary.name) == other.owner(slot).map(|primary| &primary.name))
+    }
+
     /// The owner of a slot; `None` while nobody owns it.
     pub(super) fn owner(&self, slot: u16) -> Option<&PrimaryInfo> {
         self.owners.get(usize::from(slot)).copied().flatten().map(|at| &self.primaries[at])

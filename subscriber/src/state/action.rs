@@ -75,6 +75,8 @@ pub enum Action {
     Answered(Vec<WorkId>),
     /// The dead-letter topic has it.
     SetAside(WorkId),
+    /// A sweep is done.
+    Swept(u32),
     /// The commit interval has passed.
     CommitDue,
     /// The marker interval has passed.
@@ -123,13 +125,15 @@ pub enum Effect {
     Pause,
     /// Fetch again.
     Resume,
-    /// Invalidations may be missing: count, log, run the gap policy.
+    /// Invalidations may be missing: count, log, alert; stop, if that is the policy.
     Gap {
         /// Why.
         cause: GapCause,
         /// Where, for a person.
         detail: String,
     },
+    /// Forget every key below the prefixes, on every primary. Instead of a sweep under way, if there is one.
+    Sweep(u32),
     /// A heartbeat came through.
     Beat {
         /// The heartbeat.

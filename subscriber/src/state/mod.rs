@@ -3,6 +3,7 @@
 //! Reading order: [`Action`] and [`Effect`], [`State::apply`]; one partition's part is in `partition`.
 
 mod action;
+mod gaps;
 mod partition;
 #[cfg(test)]
 mod tests;
@@ -10,9 +11,10 @@ mod tests;
 pub use action::{Action, Delivery, Effect};
 
 use crate::judge::{Verdict, judge};
-use crate::marker::{GapCause, Log, MAX_SOURCES, Marker, Partition};
+use crate::marker::{GapCause, Log, Marker, Partition};
 use crate::progress::Point;
 use crate::work::{DeadLetter, Order, Times, Work, WorkId};
+use gaps::Gaps;
 use partition::Owned;
 
 use recant_schema::invalidation::Source;
@@ -45,7 +47,7 @@ pub struct State {
     prefixes: KeyPrefixes,
     partitions: BTreeMap<Partition, Owned>,
     poison: HashMap<WorkId, DeadLetter>,
-    epochs: BTreeMap<String, u64>,
+    gaps: Gaps,
     generation: u64,
     requests: u32,
     sessions: u32,
@@ -59,13 +61,13 @@ pub struct State {
 }
 
 impl State {
-    /// Owns nothing yet; touches keys below these prefixes only.
-    pub fn new(prefixes: KeyPrefixes) -> Self {
+    /// Owns nothing yet; touches keys below these prefixes only; sweeps them after a gap if `sweep_gaps`.
+    pub fn new(prefixes: KeyPrefixes, sweep_gaps: bool) -> Self {
         Self {
             prefixes,
             partitions: BTreeMap::new(),
             poison: HashMap::new(),
-            epochs: BTreeMap::new(),
+            gaps: Gaps::new(sweep_gaps),
             generation: 0,
             requests: 0,
             sessions: 0,
@@ -98,6 +100,11 @@ impl State {
         self.paused
     }
 
+    /// Whether the region is being swept.
+    pub fn sweeping(&self) -> bool {
+        self.gaps.sweeping()
+    }
+
     /// How many partitions are being replayed, or wait to be.
     pub fn replaying(&self) -> usize {
         self.partitions.values().filter(|owned| owned.is_behind()).count()
@@ -126,6 +133,10 @@ impl State {
                 self.after_progress()
             }
             Action::CommitDue => self.commit_due(),
+            Action::Swept(number) => {
+                self.gaps.swept(number);
+                vec![self.remember()]
+            }
             Action::MarkerDue => vec![self.remember()],
             Action::Stop => {
                 self.closing = true;
@@ -145,26 +156,23 @@ impl State {
 
     fn recalled(&mut self, generation: u64, marker: Marker) -> Vec<Effect> {
         self.generation = self.generation.max(generation);
-        self.learn_epochs(&marker);
+        let sweep = self.gaps.recalled(&marker);
         let fresh = self.partitions.iter_mut().filter(|(_, owned)| owned.awaits_marker());
         let fresh: Vec<_> = fresh.map(|(partition, owned)| owned.demand(*partition, marker.points.get(partition).copied())).collect();
-        self.locate(fresh)
+        let mut effects = self.locate(fresh);
+        effects.extend(sweep);
+        effects
     }
 
     /// Whatever this primary had been told after its marker, it may have lost.
     fn cache_connected(&mut self, generation: u64, marker: Marker) -> Vec<Effect> {
         self.generation = self.generation.max(generation);
-        self.learn_epochs(&marker);
+        let sweep = self.gaps.connected(&marker);
         let known = self.partitions.iter_mut().filter(|(_, owned)| !owned.awaits_marker());
         let demands: Vec<_> = known.map(|(partition, owned)| owned.demand(*partition, marker.points.get(partition).copied())).collect();
-        self.locate(demands)
-    }
-
-    fn learn_epochs(&mut self, marker: &Marker) {
-        for (source, epoch) in &marker.epochs {
-            let known = self.epochs.entry(source.clone()).or_insert(*epoch);
-            *known = (*known).max(*epoch);
-        }
+        let mut effects = self.locate(demands);
+        effects.extend(sweep);
+        effects
     }
 
     fn live_out_of_range(&mut self) -> Vec<Effect> {
@@ -190,7 +198,9 @@ impl State {
             self.tracks += 2;
             let Some(located) = owned.located(request, log, self.tracks) else { continue };
             started |= located.goes_live;
-            effects.extend(located.gap.map(|cause| gap(cause, partition, log)));
+            if let Some(cause) = located.gap {
+                effects.extend(self.gap(cause, format!("{partition:?}: the log holds offsets {} to {}", log.low, log.high)));
+            }
         }
         let all_live = self.partitions.values().all(|owned| owned.live_from().is_some());
         if started && all_live {
@@ -232,12 +242,10 @@ impl State {
         for record in records {
             let Some(owned) = self.partitions.get_mut(&record.partition) else { continue };
             if owned.contradicts(record.point) {
-                effects.push(Effect::Gap {
-                    cause: GapCause::Recreated,
-                    detail: format!("{:?} at offset {}", record.partition, record.point.offset),
-                });
                 self.tracks += 2;
                 owned.replay_from_oldest(self.tracks);
+                let detail = format!("{:?}: another record at offset {}", record.partition, record.point.offset);
+                effects.extend(self.gap(GapCause::Recreated, detail));
                 effects.push(self.replay());
                 break;
             }
@@ -318,21 +326,19 @@ impl State {
     }
 
     /// A promotion or restore can lose commits that no invalidation will ever name; once per source and epoch.
-    fn meet_epoch(&mut self, source: &Source, epoch: u64) -> Option<Effect> {
-        match self.epochs.get(&source.database) {
-            Some(known) if *known >= epoch => None,
-            None if self.epochs.len() >= MAX_SOURCES => None,
-            known => {
-                let lost = known.is_some() && source.epoch_cause.is_some_and(|cause| cause.loses_commits());
-                self.epochs.insert(source.database.clone(), epoch);
-                let detail = format!(
-                    "source {} entered epoch {epoch}: {}",
-                    source.database,
-                    source.epoch_cause.map_or("cause unknown", |cause| cause.as_str())
-                );
-                lost.then_some(Effect::Gap { cause: GapCause::NewEpoch, detail })
-            }
+    fn meet_epoch(&mut self, source: &Source, epoch: u64) -> Vec<Effect> {
+        let gap = self.gaps.meet(source, epoch);
+        gap.map_or_else(Vec::new, |detail| self.gap(GapCause::NewEpoch, detail))
+    }
+
+    /// Reports a gap and sweeps because of it, if that is the policy. What is owed is remembered before the sweep begins.
+    fn gap(&mut self, cause: GapCause, detail: String) -> Vec<Effect> {
+        let sweep = self.gaps.owe([detail.clone()]);
+        let mut effects = vec![Effect::Gap { cause, detail }];
+        if let Some(sweep) = sweep {
+            effects.extend([self.remember(), sweep]);
         }
+        effects
     }
 
     fn answered(&mut self, ids: Vec<WorkId>) -> Vec<Effect> {
@@ -384,9 +390,11 @@ impl State {
         effects
     }
 
-    fn remember(&self) -> Effect {
+    fn remember(&mut self) -> Effect {
         let points = self.partitions.iter().filter_map(|(partition, owned)| Some((*partition, owned.settled()?))).collect();
-        Effect::Remember { generation: self.generation, marker: Marker { points, epochs: self.epochs.clone() } }
+        let mut marker = Marker { points, ..Marker::default() };
+        self.gaps.write(&mut marker);
+        Effect::Remember { generation: self.generation, marker }
     }
 
     /// A revoked partition is finished, or left uncommitted for whoever gets it next.
@@ -414,8 +422,4 @@ impl State {
         }
         effects
     }
-}
-
-fn gap(cause: GapCause, partition: Partition, log: Log) -> Effect {
-    Effect::Gap { cause, detail: format!("{partition:?}: the log holds offsets {} to {}", log.low, log.high) }
 }

@@ -12,7 +12,7 @@ const P: Partition = Partition { topic: 0, number: 0 };
 const Q: Partition = Partition { topic: 1, number: 0 };
 
 fn state() -> State {
-    State::new(KeyPrefixes::parse(&["v2:".to_owned()]).unwrap())
+    State::new(KeyPrefixes::parse(&["v2:".to_owned()]).unwrap(), true)
 }
 
 fn point(offset: i64) -> Point {
@@ -20,7 +20,7 @@ fn point(offset: i64) -> Point {
 }
 
 fn marker(points: &[(Partition, i64)]) -> Marker {
-    Marker { points: points.iter().map(|(partition, offset)| (*partition, point(*offset))).collect(), epochs: BTreeMap::new() }
+    Marker { points: points.iter().map(|(partition, offset)| (*partition, point(*offset))).collect(), ..Marker::default() }
 }
 
 fn record_of(partition: Partition, offset: i64, epoch: u64, cause: EpochCause) -> Delivery {
@@ -338,5 +338,71 @@ fn a_new_epoch_that_lost_commits_is_a_gap_once() {
     assert_eq!(gaps(state.apply(Action::Delivered(vec![record_of(P, 100, 8, EpochCause::Crash)]))), 0);
     let promoted = |offset| record_of(P, offset, 9, EpochCause::Promoted);
     assert_eq!(gaps(state.apply(Action::Delivered(vec![promoted(101), promoted(102)]))), 1);
-    assert_eq!(gaps(state.apply(Action::Delivered(vec![record_of(P, 103, 8, EpochCause::Restored)]))), 0, "an old epoch is no news");
+    assert_eq!(gaps(state.apply(Action::Delivered(vec![promoted(103)]))), 0, "an epoch that was met is no news");
+    assert_eq!(gaps(state.apply(Action::Delivered(vec![record_of(P, 104, 6, EpochCause::Restored)]))), 0, "the region was not there then");
+}
+
+fn sweep_of(effects: &[Effect]) -> Option<u32> {
+    find(effects, |effect| if let Effect::Sweep(number) = effect { Some(*number) } else { None })
+}
+
+fn remembered(effects: &[Effect]) -> Marker {
+    find(effects, |effect| if let Effect::Remember { marker, .. } = effect { Some(marker.clone()) } else { None })
+        .expect("a marker to write")
+}
+
+#[test]
+fn epochs_that_lost_commits_are_gaps_in_whatever_order_they_arrive() {
+    let (mut state, session) = running();
+    replay_all(&mut state, session, 40..100);
+    let gaps = |effects: &[Effect]| effects.iter().filter(|effect| matches!(effect, Effect::Gap { .. })).count();
+    let records = vec![record_of(P, 100, 20, EpochCause::Restart), record_of(P, 101, 10, EpochCause::Promoted)];
+    assert_eq!(gaps(&state.apply(Action::Delivered(records))), 1);
+}
+
+#[test]
+fn an_owed_sweep_is_remembered_before_it_begins_and_until_it_is_done() {
+    let (mut state, session) = running();
+    replay_all(&mut state, session, 40..100);
+    let effects = state.apply(Action::Delivered(vec![record_of(P, 100, 9, EpochCause::Promoted)]));
+    assert!(matches!(effects[..3], [Effect::Gap { .. }, Effect::Remember { .. }, Effect::Sweep(_)]), "{effects:?}");
+    let owed = remembered(&effects).sweeps;
+    assert_eq!(owed.len(), 1);
+    let number = sweep_of(&effects).unwrap();
+    state.apply(Action::Swept(number + 1));
+    assert!(state.sweeping(), "another sweep's end is not this one's");
+    let done = remembered(&state.apply(Action::Swept(number)));
+    assert_eq!((done.sweeps.len(), done.swept), (0, owed));
+    assert!(!state.sweeping());
+}
+
+#[test]
+fn a_sweep_that_a_crash_interrupted_is_begun_again() {
+    let mut state = state();
+    state.apply(Action::Assigned(vec![P]));
+    let sweeps = std::collections::BTreeSet::from(["epoch 9 of shop".to_owned()]);
+    let effects = state.apply(Action::Recalled { generation: 1, marker: Marker { sweeps, ..marker(&[(P, 50)]) } });
+    assert!(sweep_of(&effects).is_some());
+}
+
+#[test]
+fn a_primary_restored_from_before_a_sweep_is_swept_again() {
+    let (mut state, session) = running();
+    replay_all(&mut state, session, 40..100);
+    let effects = state.apply(Action::Delivered(vec![record_of(P, 100, 9, EpochCause::Promoted)]));
+    state.apply(Action::Swept(sweep_of(&effects).unwrap()));
+    let current = remembered(&state.apply(Action::MarkerDue));
+    assert!(sweep_of(&state.apply(Action::CacheConnected { generation: 2, marker: current })).is_none());
+    assert!(sweep_of(&state.apply(Action::CacheConnected { generation: 3, marker: marker(&[(P, 70)]) })).is_some());
+}
+
+#[test]
+fn a_second_gap_during_a_sweep_starts_it_over() {
+    let (mut state, session) = running();
+    replay_all(&mut state, session, 40..100);
+    let first = sweep_of(&state.apply(Action::Delivered(vec![record_of(P, 100, 9, EpochCause::Promoted)]))).unwrap();
+    let second = sweep_of(&state.apply(Action::Delivered(vec![record_of(P, 101, 11, EpochCause::Promoted)]))).unwrap();
+    state.apply(Action::Swept(first));
+    assert!(state.sweeping());
+    assert_eq!(remembered(&state.apply(Action::Swept(second))).swept.len(), 2);
 }

@@ -1,0 +1,403 @@
+//! The loop: wake → claim → publish → settle → retire.
+//!
+//! A few workers, each with a session of its own, share a baton. Who holds it waits for the wake-up and runs its claim, then passes it on and publishes: within
+//! one relay claims never run at the same time (they would step over each other's locks), and publishing overlaps with the next claim. A look-behind worker claims
+//! what the quick scan passes over, and heartbeats go out beside them.
+
+use crate::broker::producer::Publisher;
+use crate::broker::{BrokerFault, tail};
+use crate::config::Config;
+use crate::disposition::{self, Disposition};
+use crate::error::Error;
+use crate::heartbeat;
+use crate::metrics::{ClaimOutcome, Metrics};
+use crate::outbox::claim::{Claim, Claimed};
+use crate::outbox::epoch::Raised;
+use crate::outbox::{OutboxTrouble, Session};
+use crate::pace::{Pace, period};
+use crate::plan::{Context, Plan, Reason, Row, plan};
+use crate::settle::{Outcome, Settlement, settle};
+use crate::wake::{Timer, Wake};
+use prometheus_client::registry::Registry;
+use recant_schema::invalidation::Source;
+use recant_schema::labels::EpochCause;
+use recant_schema::service::health::Health;
+use recant_schema::service::http;
+use recant_schema::service::retry::Retry;
+use recant_schema::service::shutdown::Shutdown;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
+use tracing::{debug, error, info, warn};
+use uuid::Uuid;
+
+/// Components of `/readyz`.
+pub(crate) const POSTGRES: &str = "postgres";
+pub(crate) const KAFKA: &str = "kafka";
+pub(crate) const HEARTBEAT: &str = "heartbeat";
+
+/// First and longest delay after a failure. A claim that fails on Kafka has waited for its time-outs already, and a server that returns should find
+/// the relay back within a second.
+const RETRY_FIRST: Duration = Duration::from_millis(50);
+const RETRY_LONGEST: Duration = Duration::from_secs(1);
+
+/// Lost races and sessions in a row before one counts as an outage: a deadlock resolves itself at the first repetition.
+const IMMEDIATE_RETRIES: u32 = 3;
+
+/// What all tasks of one relay share.
+pub(crate) struct Shared {
+    pub(crate) config: Arc<Config>,
+    pub(crate) publisher: Publisher,
+    pub(crate) metrics: Metrics,
+    pub(crate) health: Health,
+    pub(crate) shutdown: Shutdown,
+    pace: Mutex<Pace>,
+    started: Instant,
+}
+
+/// Runs a relay until `shutdown`. Postgres or Kafka going away is survived; it shows in `/readyz`.
+///
+/// # Errors
+/// When the HTTP address is taken, librdkafka refuses its options, or a task panics.
+pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
+    let mut registry = Registry::default();
+    let metrics = Metrics::register(&mut registry);
+    let health = Health::new(&[POSTGRES, KAFKA, HEARTBEAT]);
+    let listener = match config.http_address {
+        Some(address) => Some(http::bind(address).await.map_err(Error::Http)?),
+        None => None,
+    };
+    let publisher = Publisher::new(&config).map_err(Error::BrokerSetUp)?;
+    let pace = Mutex::new(Pace::new(config.claim_limit));
+    let config = Arc::new(config);
+    let shared = Arc::new(Shared { config, publisher, metrics, health, shutdown: shutdown.clone(), pace, started: Instant::now() });
+
+    let mut tasks = JoinSet::new();
+    if let Some(listener) = listener {
+        let serving = http::serve(listener, registry, shared.health.clone(), shutdown.clone());
+        tasks.spawn(async move { serving.await.map_err(|error| Error::Http(error.to_string())) });
+    }
+    let baton = Arc::new(tokio::sync::Mutex::new(Timer::default()));
+    for number in 1..=shared.config.claims_in_flight {
+        tasks.spawn(claim_in_turn(shared.clone(), baton.clone(), number));
+    }
+    tasks.spawn(look_behind(shared.clone()));
+    tasks.spawn(heartbeat::beat(shared.clone()));
+    info!(relay = shared.config.relay_name, source = shared.config.source_name, "relay started");
+
+    let outcome = supervise(&mut tasks, &shared).await;
+    shared.publisher.flush(shared.config.message_timeout.min(shared.config.shutdown_grace)).await;
+    info!(relay = shared.config.relay_name, "relay stopped");
+    outcome
+}
+
+/// Waits for the request to stop, or for a task that ends by itself, which is a failure. Then gives all of them the grace period.
+async fn supervise(tasks: &mut JoinSet<Result<(), Error>>, shared: &Shared) -> Result<(), Error> {
+    let first = tokio::select! {
+        () = shared.shutdown.wait() => None,
+        ended = tasks.join_next() => ended,
+    };
+    let mut outcome = flatten(first);
+    shared.shutdown.request();
+    let finish = async {
+        while let Some(ended) = tasks.join_next().await {
+            if outcome.is_ok() {
+                outcome = flatten(Some(ended));
+            }
+        }
+    };
+    if tokio::time::timeout(shared.config.shutdown_grace, finish).await.is_err() {
+        warn!("the grace period is over; claims in flight are rolled back and will be repeated");
+        // Dropping a claim's session ends its transaction.
+        tasks.shutdown().await;
+    }
+    outcome
+}
+
+fn flatten(ended: Option<Result<Result<(), Error>, tokio::task::JoinError>>) -> Result<(), Error> {
+    match ended {
+        None => Ok(()),
+        Some(Ok(result)) => result,
+        Some(Err(error)) => Err(Error::Task(error)),
+    }
+}
+
+/// One worker: claims whenever it gets the baton.
+async fn claim_in_turn<W: Wake>(shared: Arc<Shared>, baton: Arc<tokio::sync::Mutex<W>>, number: u32) -> Result<(), Error> {
+    let mut session = None;
+    let mut patience = Patience::default();
+    while !shared.shutdown.requested() {
+        let turn = shared.turn(&mut session, &baton, number).await;
+        patience.settle(&shared, turn, &mut session).await?;
+    }
+    close(session).await;
+    Ok(())
+}
+
+/// Claims what lies below the start of the quick scan: rows of long transactions, and what dead relays released.
+async fn look_behind(shared: Arc<Shared>) -> Result<(), Error> {
+    let mut session = None;
+    let mut patience = Patience::default();
+    let mut pause = period(Duration::ZERO);
+    loop {
+        tokio::select! {
+            () = shared.shutdown.wait() => break,
+            () = tokio::time::sleep(pause) => {}
+        }
+        let began = Instant::now();
+        let turn = shared.turn_behind(&mut session).await;
+        // At once again while it comes back full: rows that were passed over have waited long enough.
+        pause = if matches!(turn, Ok(true)) { Duration::ZERO } else { period(began.elapsed()) };
+        patience.settle(&shared, turn.map(drop), &mut session).await?;
+    }
+    close(session).await;
+    Ok(())
+}
+
+async fn close(session: Option<Session>) {
+    if let Some(session) = session {
+        session.close().await;
+    }
+}
+
+/// What one task remembers of its failures.
+struct Patience {
+    retry: Retry,
+    immediate: u32,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self { retry: Retry::new(RETRY_FIRST, RETRY_LONGEST), immediate: 0 }
+    }
+}
+
+impl Patience {
+    /// Acts on how a turn went: goes on, waits, or gives up.
+    async fn settle(&mut self, shared: &Shared, turn: Result<(), Error>, session: &mut Option<Session>) -> Result<(), Error> {
+        let Err(error) = turn else {
+            self.retry.reset();
+            self.immediate = 0;
+            return Ok(());
+        };
+        // Whatever went wrong, rows may be free again below the start of the scan; and after a failure in Postgres the session is not to be trusted.
+        shared.pace().reset();
+        let mut disposition = disposition::of(&error);
+        if component(&error) == POSTGRES {
+            shared.metrics.claim(ClaimOutcome::Failed);
+            // A session that was open and is lost is replaced at once: opening the next one tells whether this is an outage, or was one
+            // that is over already (the look-behind may notice seconds later).
+            if session.take().is_some() && error.outbox_fault().is_some_and(|fault| fault.trouble() == OutboxTrouble::Unreachable) {
+                disposition = Disposition::RetryNow;
+            }
+        }
+        match disposition {
+            Disposition::Fatal => return Err(error),
+            Disposition::RetryNow if self.immediate < IMMEDIATE_RETRIES => {
+                self.immediate += 1;
+                debug!(error = error.line(), "trying again at once");
+                return Ok(());
+            }
+            Disposition::RetryNow | Disposition::BackOff => shared.report(component(&error), &error),
+        }
+        shared.health.turn();
+        tokio::select! {
+            () = shared.shutdown.wait() => {}
+            () = tokio::time::sleep(self.retry.next_delay()) => {}
+        }
+        Ok(())
+    }
+}
+
+/// Which component of `/readyz` an error belongs to.
+fn component(error: &Error) -> &'static str {
+    match (error.outbox_fault(), error.broker_fault()) {
+        (Some(_), _) => POSTGRES,
+        (None, Some(_)) => KAFKA,
+        (None, None) => HEARTBEAT,
+    }
+}
+
+impl Shared {
+    fn pace(&self) -> MutexGuard<'_, Pace> {
+        self.pace.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One line per outage.
+    pub(crate) fn report(&self, component: &'static str, error: &Error) {
+        let line = error.line();
+        if self.health.failed(component, line.clone()) {
+            warn!(component, error = line, "interrupted; trying again until it works");
+        } else {
+            debug!(component, error = line, "still interrupted");
+        }
+    }
+
+    pub(crate) fn recovered(&self, component: &'static str) {
+        if self.health.recovered(component) {
+            info!(component, "working");
+        }
+    }
+
+    /// The task's session, opened if there is none.
+    pub(crate) async fn session<'a>(&self, slot: &'a mut Option<Session>, purpose: &str) -> Result<&'a mut Session, Error> {
+        if slot.is_none() {
+            let open = Session::open(&self.config.database_url, &self.config.relay_name, purpose);
+            *slot = Some(open.await.map_err(Error::OutboxConnect)?);
+        }
+        Ok(slot.as_mut().expect("filled above"))
+    }
+
+    /// One quick claim, from the wake-up to the retirement.
+    async fn turn<W: Wake>(&self, slot: &mut Option<Session>, baton: &tokio::sync::Mutex<W>, number: u32) -> Result<(), Error> {
+        let fresh = slot.is_none();
+        let session = self.session(slot, &format!("claim {number}")).await?;
+        if fresh {
+            self.pace().reset();
+        }
+        let mut wake = tokio::select! {
+            () = self.shutdown.wait() => return Ok(()),
+            wake = baton.lock() => wake,
+        };
+        tokio::select! {
+            () = self.shutdown.wait() => return Ok(()),
+            () = wake.wait() => {}
+        }
+        self.health.turn();
+        let (scan, idle) = {
+            let pace = self.pace();
+            (pace.quick(), pace.idle())
+        };
+        if idle && let Some(last_value) = session.nothing_above(scan.above).await.map_err(Error::OutboxClaim)? {
+            wake.claimed(0, false);
+            self.recovered(POSTGRES);
+            self.pace().claimed(scan, 0, last_value, self.now_ms());
+            return Ok(());
+        }
+        let (claim, claimed) = session.claim(scan).await.map_err(Error::OutboxClaim)?;
+        let rows = claimed.rows.len();
+        wake.claimed(rows, rows >= scan.limit as usize);
+        let Some(epoch) = claimed.epoch else {
+            claim.release().await.map_err(Error::OutboxClaim)?;
+            self.metrics.claim(ClaimOutcome::NotValid);
+            // Still holding the baton: nobody else of this relay can claim before that anyway.
+            return self.raise(session).await;
+        };
+        self.recovered(POSTGRES);
+        self.pace().claimed(scan, rows, claimed.last_value, self.now_ms());
+        if rows == 0 {
+            self.metrics.claim(ClaimOutcome::Empty);
+            return claim.release().await.map_err(Error::OutboxClaim);
+        }
+        drop(wake);
+        self.deliver(claim, claimed, epoch).await
+    }
+
+    /// One claim of the look-behind. Says whether it came back full.
+    async fn turn_behind(&self, slot: &mut Option<Session>) -> Result<bool, Error> {
+        let Some(scan) = self.pace().behind() else { return Ok(false) };
+        let session = self.session(slot, "look-behind").await?;
+        let (claim, claimed) = session.claim(scan).await.map_err(Error::OutboxClaim)?;
+        let full = claimed.rows.len() >= scan.limit as usize;
+        match claimed.epoch {
+            Some(epoch) if !claimed.rows.is_empty() => self.deliver(claim, claimed, epoch).await?,
+            // Nothing there, or not vouched for: the quick claims raise the epoch.
+            _ => claim.release().await.map_err(Error::OutboxClaim)?,
+        }
+        Ok(full)
+    }
+
+    /// Publishes a claim and retires or releases its rows.
+    async fn deliver(&self, mut claim: Claim<'_>, claimed: Claimed, (epoch, cause): (u64, Option<EpochCause>)) -> Result<(), Error> {
+        let _in_flight = InFlight::new(&self.metrics);
+        let began = Instant::now();
+        let source = Source { database: self.config.source_name.clone(), relay: self.config.relay_name.clone(), epoch_cause: cause };
+        let plan = plan(&claimed.rows, &Context { epoch, source: &source, regions: &self.config.regions }, Uuid::now_v7);
+        self.metrics.stamped_with(epoch);
+        self.metrics.claimed_rows.inc_by(claimed.rows.len() as u64);
+
+        let published = self.publisher.publish(&self.config.topics, &plan.records).await;
+        for trouble in &published.failures {
+            self.metrics.publish_failure(*trouble);
+        }
+        match settle(&plan.records, &plan.set_aside, published.outcomes.iter().copied()) {
+            Settlement::Retire { set_aside } => {
+                let rows: Vec<_> = set_aside.iter().map(|(index, reason)| (&claimed.rows[*index], *reason)).collect();
+                claim.set_aside(&rows).await.map_err(Error::OutboxRetire)?;
+                claim.retire().await.map_err(Error::OutboxRetire)?;
+                self.metrics.claimed_to_acked.observe(began.elapsed().as_secs_f64());
+                self.metrics.claim(ClaimOutcome::Retired);
+                self.count_retired(&claimed, &plan, &published.outcomes, &rows);
+                if !plan.records.is_empty() {
+                    self.recovered(KAFKA);
+                }
+                Ok(())
+            }
+            Settlement::Release => {
+                self.metrics.claim(ClaimOutcome::Released);
+                claim.release().await.map_err(Error::OutboxRetire)?;
+                Err(Error::BrokerPublish(published.fault.unwrap_or_else(BrokerFault::timed_out)))
+            }
+        }
+    }
+
+    /// The claim found no epoch that is vouched for. The topics are read first: while Kafka is away, nothing could be published anyway.
+    async fn raise(&self, session: &mut Session) -> Result<(), Error> {
+        let config = self.config.clone();
+        let published = tokio::task::spawn_blocking(move || tail::read(&config)).await.map_err(Error::Task)?.map_err(Error::BrokerTail)?;
+        match session.raise_epoch(published).await.map_err(Error::OutboxEpoch)? {
+            Raised::Here(epoch, cause) if cause.loses_commits() => {
+                self.metrics.raised(epoch, cause);
+                error!(epoch, cause = cause.as_str(), "commits may be lost that caches still show; each region's gap policy has to run");
+            }
+            Raised::Here(epoch, cause) => {
+                self.metrics.raised(epoch, cause);
+                info!(epoch, cause = cause.as_str(), "epoch raised");
+            }
+            Raised::Elsewhere(epoch) => info!(epoch, "another relay raised the epoch"),
+        }
+        Ok(())
+    }
+
+    /// Counts what was published, once it is certain: a claim that is released and taken again must not be measured twice.
+    fn count_retired(&self, claimed: &Claimed, plan: &Plan, outcomes: &[(usize, Outcome)], set_aside: &[(&Row, Reason)]) {
+        self.metrics.coalesced_rows.inc_by(plan.coalesced);
+        for record in &plan.records {
+            self.metrics.observe_commit_to_claimed(claimed.clock_us.saturating_sub(record.invalidation.committed_at_us));
+        }
+        for (index, outcome) in outcomes {
+            if *outcome == Outcome::Acknowledged {
+                let invalidation = &plan.records[*index].invalidation;
+                self.metrics.published(invalidation.regions.is_some(), invalidation.lane, 1);
+            }
+        }
+        for (_, reason) in set_aside {
+            self.metrics.set_aside(*reason);
+        }
+        // One line per claim, however many rows: a person looks at the table anyway.
+        if let Some((first, reason)) = set_aside.first() {
+            let (count, row, reason) = (set_aside.len(), first.id, reason.as_str());
+            error!(count, row, reason, "outbox rows cannot be published and were set aside; see recant.set_aside");
+        }
+    }
+
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+/// Counts a claim while it holds rows, also when its task is dropped.
+struct InFlight<'a>(&'a Metrics);
+
+impl<'a> InFlight<'a> {
+    fn new(metrics: &'a Metrics) -> Self {
+        metrics.claims_in_flight.inc();
+        Self(metrics)
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.0.claims_in_flight.dec();
+    }
+}

@@ -21,13 +21,13 @@ pub enum Error {
     #[error("commit offsets: {0}")]
     BrokerCommit(#[source] KafkaError),
     /// Asking for offsets or topics failed.
-    #[error("ask Kafka about a log: {0}")]
+    #[error("ask Kafka about a log: {0}; check brokers, and that they are reachable from here")]
     BrokerLookUp(String),
     /// A dead letter could not be published.
     #[error("publish a dead letter: {0}")]
     BrokerSetAside(#[source] KafkaError),
     /// The cache could not be reached or asked.
-    #[error("{attempt}: {source}")]
+    #[error("{attempt}: {source}; check redis_url, that the server runs, and its password")]
     Cache {
         /// What was attempted.
         attempt: &'static str,

@@ -29,7 +29,7 @@ fmt: rust ## Format all Rust code
 	cargo fmt --all
 
 lint: rust ## clippy and rustdoc, warnings are errors
-	cargo clippy --workspace --all-targets -- -D warnings
+	cargo clippy --workspace --all-targets --all-features -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --document-private-items
 
 test: ## Everything: format, lints, docs, every test on real servers

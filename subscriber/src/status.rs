@@ -57,7 +57,7 @@ async fn rows(config: &Config, marker: &Marker) -> Result<Vec<Row>, Error> {
         let point = marker.points.get(&partition);
         let lag_records = (log.high - point.map_or(log.low, |point| point.offset + 1)).max(0);
         // Heartbeats come every second, so the age of the newest applied record is a living figure; more than a few seconds is trouble.
-        let lag_seconds = point.map(|point| crate::metrics::seconds(now_us - point.time_ms * 1000));
+        let lag_seconds = point.map(|point| crate::metrics::seconds(now_us.saturating_sub(point.time_ms.saturating_mul(1000))));
         Row {
             topic: names[partition.topic].clone(),
             partition: partition.number,

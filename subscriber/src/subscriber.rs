@@ -261,7 +261,7 @@ impl Subscriber {
             }
             Effect::Beat { heartbeat, delivered_us, .. } => {
                 self.metrics.heartbeats.inc();
-                self.metrics.heartbeat_lag.set(seconds(delivered_us - heartbeat.committed_at_us));
+                self.metrics.heartbeat_lag.set(seconds(delivered_us.saturating_sub(heartbeat.committed_at_us)));
             }
             Effect::Close => return Ok(true),
         }
@@ -363,7 +363,7 @@ impl Subscriber {
             owned += 1;
             let next = settled.map_or(0, |point| point.offset + 1);
             behind += ends.get(&partition).map_or(0, |end| (end - next).max(0));
-            oldest_us = oldest_us.max(settled.map_or(0, |point| now_us - point.time_ms * 1000));
+            oldest_us = oldest_us.max(settled.map_or(0, |point| now_us.saturating_sub(point.time_ms.saturating_mul(1000))));
         }
         self.metrics.lag_records.set(behind);
         self.metrics.lag_seconds.set(seconds(oldest_us));

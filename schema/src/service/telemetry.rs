@@ -1,5 +1,6 @@
 //! Logs: one line an occurrence, on standard error, as text or JSON. `RUST_LOG` narrows or widens them (default `info`).
 
+use std::io::IsTerminal;
 use tracing_subscriber::EnvFilter;
 
 /// How log lines look.
@@ -29,7 +30,7 @@ impl LogFormat {
 pub fn init(format: LogFormat) {
     // librdkafka reports each attempt of its own reconnects; the services report outages themselves, once each.
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,librdkafka=off,rdkafka=off"));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(std::io::stderr().is_terminal()).with_writer(std::io::stderr);
     let result = match format {
         LogFormat::Text => builder.with_target(false).try_init(),
         LogFormat::Json => builder.json().flatten_event(true).try_init(),

@@ -1,5 +1,6 @@
 //! The only reader of settings: one TOML file, then `SUBSCRIBER_…` variables.
 
+use crate::broker::option_problem;
 use crate::cache::Address;
 use recant_schema::key::KeyPrefixes;
 use recant_schema::scripts::Tombstones;
@@ -106,7 +107,7 @@ pub struct Config {
     pub shutdown_grace: Duration,
     pub http_address: SocketAddr,
     pub log_format: LogFormat,
-    pub kafka_options: BTreeMap<String, String>,
+    pub kafka_options: BTreeMap<String, Secret>,
 }
 
 /// librdkafka options that behaviour depends on; set by the code, with reasons, in `broker`.
@@ -165,6 +166,10 @@ impl Config {
         });
         let log_format = settings.parsed("log_format", LogFormat::parse);
         let kafka_options = settings.table("kafka_options");
+        for problem in kafka_options.iter().filter_map(|(name, value)| option_problem(name, value)) {
+            settings.problem("kafka_options", problem);
+        }
+        let kafka_options: BTreeMap<_, _> = kafka_options.into_iter().map(|(name, value)| (name, Secret::new(value))).collect();
         for name in kafka_options.keys().filter(|name| RESERVED_OPTIONS.contains(&name.as_str())) {
             settings.problem("kafka_options", format_args!("{name} is set by the subscriber itself; remove it"));
         }
@@ -225,9 +230,11 @@ mod tests {
             ("SUBSCRIBER_REGION", "EU"),
             ("SUBSCRIBER_REDIS_URL", "http://h"),
             ("SUBSCRIBER_COMMIT_INTERVAL_MS", "0"),
-            ("SUBSCRIBER_KAFKA_OPTIONS", "acks=1"),
+            ("SUBSCRIBER_KAFKA_OPTIONS", "acks=1,sasl.pasword=hunter2"),
             ("SUBSCRIBER_TOMBSTONES", "never"),
         ]);
-        assert_eq!(problems.unwrap_err().len(), 6);
+        let problems = problems.unwrap_err();
+        assert_eq!(problems.len(), 7, "{problems:?}");
+        assert!(!problems.concat().contains("hunter2"), "{problems:?}");
     }
 }

@@ -34,6 +34,8 @@ const SWEEP_FIELD: &str = "sweep/";
 pub struct Marker {
     /// Per partition, the record up to which everything is applied.
     pub points: BTreeMap<Partition, Point>,
+    /// Partitions whose point is void, since their log is another one: to be erased.
+    pub void: BTreeSet<Partition>,
     /// Per source, the epochs whose loss of commits was dealt with.
     pub epochs: BTreeMap<String, Epochs>,
     /// Gaps whose sweep is not done. Whoever reads this owes it.
@@ -64,17 +66,18 @@ impl Marker {
 
     /// The marker as fields of a hash.
     pub fn to_fields(&self, topics: &[String]) -> Vec<(String, String)> {
-        let points = self.points.iter().map(|(partition, point)| {
-            (format!("{}/{}", topics[partition.topic], partition.number), format!("{}:{}", point.offset, point.time_ms))
-        });
+        let point =
+            |(partition, point): (&Partition, &Point)| (point_field(*partition, topics), format!("{}:{}", point.offset, point.time_ms));
+        let points = self.points.iter().map(point);
         let epochs = self.epochs.iter().map(|(source, epochs)| (format!("{EPOCH_FIELD}{source}"), epochs.to_text()));
         let sweeps = self.sweeps.iter().map(|gap| (format!("{SWEEP_FIELD}{gap}"), "owed".to_owned()));
         points.chain(epochs).chain(sweeps).collect()
     }
 
     /// The fields to erase from the hash.
-    pub fn erased_fields(&self) -> Vec<String> {
-        self.swept.iter().map(|gap| format!("{SWEEP_FIELD}{gap}")).collect()
+    pub fn erased_fields(&self, topics: &[String]) -> Vec<String> {
+        let swept = self.swept.iter().map(|gap| format!("{SWEEP_FIELD}{gap}"));
+        swept.chain(self.void.iter().map(|partition| point_field(*partition, topics))).collect()
     }
 
     /// What holds for the whole region: per partition the oldest point that any primary remembers, per source the epochs that any knows, every owed sweep.
@@ -140,12 +143,17 @@ impl Epochs {
     }
 }
 
+fn point_field(partition: Partition, topics: &[String]) -> String {
+    format!("{}/{}", topics[partition.topic], partition.number)
+}
+
 fn read_point(name: &str, value: &str, topics: &[String]) -> Option<(Partition, Point)> {
     let (topic, number) = name.rsplit_once('/')?;
     let (offset, time_ms) = value.split_once(':')?;
     let topic = topics.iter().position(|known| known == topic)?;
     let point = Point { offset: offset.parse().ok()?, time_ms: time_ms.parse().ok()? };
-    let sane = point.offset >= 0 && point.time_ms >= 0;
+    // The next offset has to exist as well.
+    let sane = (0..i64::MAX).contains(&point.offset) && point.time_ms >= 0;
     sane.then_some((Partition { topic, number: number.parse().ok()? }, point))
 }
 
@@ -235,9 +243,16 @@ mod tests {
         marker.epochs.insert("shop".into(), Epochs { baseline: 1_700_000_000, handled: BTreeSet::from([1_700_000_001, 1_700_000_007]) });
         marker.sweeps.insert("epoch/shop/1700000000".into());
         let mut fields = marker.to_fields(&topics);
-        for (name, value) in
-            [("t.v1/x", "1:2"), ("t.v1/0", "-1:2"), ("t.v1/1", "1"), ("gone/1", "1:2"), ("epoch/x", "01:"), ("epoch/y", "1:x"), ("", "")]
-        {
+        for (name, value) in [
+            ("t.v1/x", "1:2"),
+            ("t.v1/0", "-1:2"),
+            ("t.v1/1", "1"),
+            ("t.v1/2", "9223372036854775807:1"),
+            ("gone/1", "1:2"),
+            ("epoch/x", "01:"),
+            ("epoch/y", "1:x"),
+            ("", ""),
+        ] {
             fields.push((name.into(), value.into()));
         }
         assert_eq!(Marker::from_fields(fields, &topics), marker);

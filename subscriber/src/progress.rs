@@ -65,6 +65,11 @@ impl Track {
         self.delivered
     }
 
+    /// Records between delivery and watermark, answered ones behind an unanswered one included.
+    pub fn outstanding(&self) -> usize {
+        self.outstanding.len()
+    }
+
     /// Whether every delivered record is answered.
     pub fn is_settled(&self) -> bool {
         self.outstanding.is_empty()

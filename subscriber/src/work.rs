@@ -102,10 +102,12 @@ pub struct DeadLetter {
     pub reason: Reason,
     /// The reason in words.
     pub detail: String,
-    /// The record's key, whole.
+    /// The beginning of the record's key.
     pub key: Option<Vec<u8>>,
     /// The beginning of the record's value.
     pub value: Option<Vec<u8>>,
+    /// How many bytes the whole key had.
+    pub key_bytes: usize,
     /// How many bytes the whole value had.
     pub value_bytes: usize,
 }

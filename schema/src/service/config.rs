@@ -226,7 +226,11 @@ impl Settings {
                 for part in text.split(',').filter(|part| !part.trim().is_empty()) {
                     match part.split_once('=') {
                         Some((key, value)) => drop(table.insert(key.trim().to_owned(), value.trim().to_owned())),
-                        None => self.problem(name, format_args!("{part:?} is not of the form option=value")),
+                        // The part is not repeated: it may be the rest of a password.
+                        None => self.problem(
+                            name,
+                            "a part between commas is not of the form option=value; a value with a comma goes into the file",
+                        ),
                     }
                 }
                 table

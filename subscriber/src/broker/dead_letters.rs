@@ -40,14 +40,15 @@ impl DeadLetters {
     /// [`Error::BrokerSetAside`]; trying again is safe.
     pub async fn publish(&self, letter: &DeadLetter) -> Result<(), Error> {
         let (partition, offset) = (letter.id.partition.number.to_string(), letter.id.offset.to_string());
-        let bytes = letter.value_bytes.to_string();
+        let (key_bytes, value_bytes) = (letter.key_bytes.to_string(), letter.value_bytes.to_string());
         let headers = [
             ("recant-reason", letter.reason.as_str()),
             ("recant-detail", letter.detail.as_str()),
             ("recant-topic", self.topics[letter.id.partition.topic].as_str()),
             ("recant-partition", partition.as_str()),
             ("recant-offset", offset.as_str()),
-            ("recant-value-bytes", bytes.as_str()),
+            ("recant-key-bytes", key_bytes.as_str()),
+            ("recant-value-bytes", value_bytes.as_str()),
         ];
         let headers = headers.iter().fold(OwnedHeaders::new(), |headers, (key, value)| headers.insert(Header { key, value: Some(*value) }));
         let mut record: FutureRecord<'_, [u8], [u8]> = FutureRecord::to(&self.topic).headers(headers);

@@ -1,20 +1,17 @@
 //! The live consumer: member of the region's group, reads fresh records.
 
-use super::{BATCH, consumer, delivery, list, partitions};
+use super::{batch, consumer, is_out_of_range, list, partitions};
 use crate::config::Config;
 use crate::error::Error;
 use crate::marker::Partition;
 use crate::state::Delivery;
-use futures::FutureExt;
 use rdkafka::client::ClientContext;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer, ConsumerContext, StreamConsumer};
-use rdkafka::error::{KafkaError, RDKafkaErrorCode};
-use rdkafka::statistics::Statistics;
+use rdkafka::error::KafkaError;
 use rdkafka::types::RDKafkaRespErr;
 use rdkafka::{Offset, TopicPartitionList};
-use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::mpsc;
 
 /// What the live consumer has to say.
@@ -34,26 +31,15 @@ pub enum LiveEvent {
     Fatal(KafkaError),
 }
 
-/// The group's rebalances and the broker's figures, as librdkafka reports them.
+/// The group's rebalances, as librdkafka reports them.
 struct Context {
     topics: Vec<String>,
     rebalances: mpsc::UnboundedSender<LiveEvent>,
-    ends: Arc<Mutex<HashMap<Partition, i64>>>,
     /// While the client is being dropped nobody answers rebalances any more.
     closing: AtomicBool,
 }
 
-impl ClientContext for Context {
-    fn stats(&self, statistics: Statistics) {
-        let mut ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
-        for (topic, name) in self.topics.iter().enumerate() {
-            let Some(figures) = statistics.topics.get(name) else { continue };
-            for (number, figures) in figures.partitions.iter().filter(|(number, figures)| **number >= 0 && figures.hi_offset >= 0) {
-                ends.insert(Partition { topic, number: *number }, figures.hi_offset);
-            }
-        }
-    }
-}
+impl ClientContext for Context {}
 
 impl ConsumerContext for Context {
     /// librdkafka waits for `assign` or `unassign`, which the loop calls when it has read the marker, or drained. The queue of events is
@@ -70,12 +56,14 @@ impl ConsumerContext for Context {
     }
 }
 
-/// Handle of the live consumer.
+/// Handle of the live consumer. Dropping it leaves the group (a static member stays in it, by design of static membership), which blocks
+/// until librdkafka has closed.
 pub struct Live {
     consumer: Arc<StreamConsumer<Context>>,
     topics: Vec<String>,
     rebalances: mpsc::UnboundedReceiver<LiveEvent>,
-    ends: Arc<Mutex<HashMap<Partition, i64>>>,
+    /// The error that ended a batch: librdkafka reports some errors once and never again.
+    held: Option<KafkaError>,
 }
 
 impl Live {
@@ -86,8 +74,7 @@ impl Live {
     pub fn join(config: &Config) -> Result<Self, Error> {
         let topics = config.consumed_topics();
         let (sender, rebalances) = mpsc::unbounded_channel();
-        let ends = Arc::new(Mutex::new(HashMap::new()));
-        let context = Context { topics: topics.clone(), rebalances: sender, ends: ends.clone(), closing: AtomicBool::new(false) };
+        let context = Context { topics: topics.clone(), rebalances: sender, closing: AtomicBool::new(false) };
         let mut client = consumer(config);
         client
             .set("group.id", &config.group)
@@ -99,38 +86,25 @@ impl Live {
             .set("heartbeat.interval.ms", "300")
             .set("max.poll.interval.ms", "300000")
             // Topics and partitions made later are found within this time.
-            .set("topic.metadata.refresh.interval.ms", "10000")
-            // Feeds lag_records.
-            .set("statistics.interval.ms", "1000");
+            .set("topic.metadata.refresh.interval.ms", "10000");
         if let Some(id) = &config.instance_id {
             client.set("group.instance.id", id);
         }
         let consumer: StreamConsumer<Context> = client.create_with_context(context).map_err(Error::BrokerClient)?;
         let names: Vec<_> = topics.iter().map(String::as_str).collect();
         consumer.subscribe(&names).map_err(Error::BrokerClient)?;
-        Ok(Self { consumer: Arc::new(consumer), topics, rebalances, ends })
+        Ok(Self { consumer: Arc::new(consumer), topics, rebalances, held: None })
     }
 
     /// The next thing that happens. Cancel safe.
     pub async fn next(&mut self) -> LiveEvent {
+        if let Some(error) = self.held.take() {
+            return trouble(error);
+        }
         tokio::select! {
             biased;
             Some(event) = self.rebalances.recv() => event,
-            first = self.consumer.recv() => match first {
-                Ok(message) => {
-                    let mut records = Vec::with_capacity(BATCH);
-                    records.extend(delivery(&message, &self.topics));
-                    // Whatever is there already comes along; an error shows again at the next call.
-                    while records.len() < BATCH {
-                        let Some(Ok(message)) = self.consumer.recv().now_or_never() else { break };
-                        records.extend(delivery(&message, &self.topics));
-                    }
-                    LiveEvent::Records(records)
-                }
-                Err(KafkaError::MessageConsumptionFatal(code)) => LiveEvent::Fatal(KafkaError::MessageConsumptionFatal(code)),
-                Err(KafkaError::MessageConsumption(RDKafkaErrorCode::OffsetOutOfRange | RDKafkaErrorCode::AutoOffsetReset)) => LiveEvent::OutOfRange,
-                Err(error) => LiveEvent::Trouble(error),
-            },
+            read = batch(&self.consumer, &self.topics, &mut self.held) => read.map_or_else(trouble, LiveEvent::Records),
         }
     }
 
@@ -139,8 +113,9 @@ impl Live {
     /// # Errors
     /// [`Error::BrokerConsume`].
     pub fn assign(&self, from: &[(Partition, i64)]) -> Result<(), Error> {
-        let from: Vec<_> = from.iter().map(|(partition, offset)| (*partition, Offset::Offset(*offset))).collect();
-        self.consumer.assign(&list(&from, &self.topics)).map_err(Error::BrokerConsume)
+        let from = self.list_of(from);
+        // librdkafka keeps a partition paused over a rebalance; the state takes everything assigned for flowing.
+        self.consumer.assign(&from).and_then(|()| self.consumer.resume(&from)).map_err(Error::BrokerConsume)
     }
 
     /// Commits these next offsets without waiting.
@@ -148,33 +123,25 @@ impl Live {
     /// # Errors
     /// [`Error::BrokerCommit`].
     pub fn commit(&self, next: &[(Partition, i64)]) -> Result<(), Error> {
-        self.commit_as(next, CommitMode::Async)
-    }
-
-    fn commit_as(&self, next: &[(Partition, i64)], mode: CommitMode) -> Result<(), Error> {
-        if next.is_empty() {
-            return Ok(());
-        }
-        let next: Vec<_> = next.iter().map(|(partition, offset)| (*partition, Offset::Offset(*offset))).collect();
-        self.consumer.commit(&list(&next, &self.topics), mode).map_err(Error::BrokerCommit)
+        self.consumer.commit(&self.list_of(next), CommitMode::Async).map_err(Error::BrokerCommit)
     }
 
     /// Commits these next offsets, waits for it (bounded by `socket.timeout.ms`), and gives all partitions up.
     ///
     /// # Errors
     /// [`Error::BrokerCommit`] when the commit failed; the partitions are given up all the same.
-    pub async fn release(&self, next: Vec<(Partition, i64)>) -> Result<(), Error> {
-        let this = Self {
-            consumer: self.consumer.clone(),
-            topics: self.topics.clone(),
-            rebalances: mpsc::unbounded_channel().1,
-            ends: self.ends.clone(),
-        };
+    pub async fn release(&self, next: &[(Partition, i64)]) -> Result<(), Error> {
+        let (consumer, next) = (self.consumer.clone(), self.list_of(next));
         let released = tokio::task::spawn_blocking(move || {
-            let committed = this.commit_as(&next, CommitMode::Sync);
-            this.consumer.unassign().map_err(Error::BrokerConsume).and(committed)
+            let committed = if next.count() == 0 { Ok(()) } else { consumer.commit(&next, CommitMode::Sync).map_err(Error::BrokerCommit) };
+            consumer.unassign().map_err(Error::BrokerConsume).and(committed)
         });
         released.await.unwrap_or(Ok(()))
+    }
+
+    fn list_of(&self, offsets: &[(Partition, i64)]) -> TopicPartitionList {
+        let offsets: Vec<_> = offsets.iter().map(|(partition, offset)| (*partition, Offset::Offset(*offset))).collect();
+        list(&offsets, &self.topics)
     }
 
     /// Stops fetching what is assigned.
@@ -192,19 +159,22 @@ impl Live {
     pub fn resume(&self) -> Result<(), Error> {
         self.consumer.assignment().and_then(|assigned| self.consumer.resume(&assigned)).map_err(Error::BrokerConsume)
     }
+}
 
-    /// The newest known end (the broker's high watermark) of each partition; at most a second old.
-    pub fn ends(&self) -> HashMap<Partition, i64> {
-        self.ends.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Leaves the group (a static member stays in it, by design of static membership). Blocks until librdkafka has closed.
-    pub fn close(self) {
+impl Drop for Live {
+    /// Rebalances that wait for an answer from the loop would wait for ever, also when the loop ends by a panic.
+    fn drop(&mut self) {
         self.consumer.context().closing.store(true, Ordering::Release);
-        // Rebalances that wait for an answer from the loop would wait for ever.
         if let Err(error) = self.consumer.unassign() {
             tracing::warn!(%error, "could not give partitions up while closing");
         }
-        drop(self);
+    }
+}
+
+fn trouble(error: KafkaError) -> LiveEvent {
+    match error {
+        KafkaError::MessageConsumptionFatal(_) => LiveEvent::Fatal(error),
+        error if is_out_of_range(&error) => LiveEvent::OutOfRange,
+        error => LiveEvent::Trouble(error),
     }
 }

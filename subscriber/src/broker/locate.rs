@@ -1,12 +1,12 @@
 //! Questions about logs: bounds, offsets at a time, and whether topics exist.
 
-use super::client;
+use super::{client, list};
 use crate::config::Config;
 use crate::error::Error;
 use crate::marker::{Log, Partition};
 use crate::progress::Point;
+use rdkafka::Offset;
 use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::{Offset, TopicPartitionList};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,7 +41,8 @@ impl Locator {
         Ok(Self { consumer: Arc::new(consumer), topics: config.consumed_topics(), margin: config.replay_margin })
     }
 
-    /// The partitions' bounds, and where each marker's time less the margin lies. Three requests, however many partitions.
+    /// The partitions' bounds, and where each marker's time less the margin lies. Three requests, however many partitions. Partitions that the broker
+    /// cannot describe now, such as those without a leader, are missing from the answer.
     ///
     /// # Errors
     /// [`Error::BrokerLookUp`]; asking again is safe.
@@ -56,41 +57,50 @@ impl Locator {
         let lows = self.offsets(partitions.iter().map(|(partition, _)| (*partition, Offset::Beginning)))?;
         let highs = self.offsets(partitions.iter().map(|(partition, _)| (*partition, Offset::End)))?;
         let margin_ms = i64::try_from(self.margin.as_millis()).unwrap_or(i64::MAX);
-        let times = partitions
-            .iter()
-            .filter_map(|(partition, marker)| Some((*partition, Offset::Offset((*marker)?.time_ms.saturating_sub(margin_ms).max(0)))));
-        let sinces = self.offsets(times)?;
-        let missing = || Error::BrokerLookUp("the answer lacks a partition".to_owned());
-        let logs = partitions.iter().map(|(partition, _)| {
-            let bound = |offsets: &HashMap<Partition, Option<i64>>| offsets.get(partition).copied().flatten().ok_or_else(missing);
-            Ok((*partition, Log { low: bound(&lows)?, high: bound(&highs)?, since: sinces.get(partition).copied().flatten() }))
+        let time = |marker: Point| Offset::Offset(marker.time_ms.saturating_sub(margin_ms).max(0));
+        let sinces = self.offsets(partitions.iter().filter_map(|(partition, marker)| Some((*partition, time((*marker)?)))))?;
+        let logs = partitions.iter().filter_map(|(partition, marker)| {
+            let bound = |offsets: &HashMap<Partition, Option<i64>>| offsets.get(partition).copied().flatten();
+            let since = match marker {
+                Some(_) => *sinces.get(partition)?,
+                None => None,
+            };
+            Some((*partition, Log { low: bound(&lows)?, high: bound(&highs)?, since }))
         });
-        logs.collect()
+        Ok(logs.collect())
+    }
+
+    /// The end (the broker's high watermark) of each partition that the broker can describe now.
+    ///
+    /// # Errors
+    /// [`Error::BrokerLookUp`].
+    pub async fn ends(&self, partitions: Vec<Partition>) -> Result<HashMap<Partition, i64>, Error> {
+        let this = self.clone();
+        let ask = move || this.offsets(partitions.into_iter().map(|partition| (partition, Offset::End)));
+        let ends = tokio::task::spawn_blocking(ask).await.expect("looking up offsets does not panic")?;
+        Ok(ends.into_iter().filter_map(|(partition, end)| Some((partition, end?))).collect())
     }
 
     fn offsets(&self, times: impl Iterator<Item = (Partition, Offset)>) -> Result<HashMap<Partition, Option<i64>>, Error> {
-        let mut list = TopicPartitionList::new();
-        for (partition, time) in times {
-            list.add_partition_offset(&self.topics[partition.topic], partition.number, time).expect("times of ours are not negative");
-        }
-        if list.count() == 0 {
+        let times: Vec<_> = times.collect();
+        if times.is_empty() {
             return Ok(HashMap::new());
         }
-        let answer = self.consumer.offsets_for_times(list, PATIENCE).map_err(|error| Error::BrokerLookUp(error.to_string()))?;
-        let read = answer.elements().into_iter().map(|element| {
-            element.error().map_err(|error| Error::BrokerLookUp(error.to_string()))?;
+        let answer = self.consumer.offsets_for_times(list(&times, &self.topics), PATIENCE);
+        let answer = answer.map_err(|error| Error::BrokerLookUp(error.to_string()))?;
+        let read = answer.elements().into_iter().filter(|element| element.error().is_ok()).map(|element| {
             let topic = self.topics.iter().position(|topic| topic == element.topic()).expect("the answer names topics that were asked for");
             // The end stands for "no such record".
             let offset = match element.offset() {
                 Offset::Offset(offset) => Some(offset),
                 _ => None,
             };
-            Ok((Partition { topic, number: element.partition() }, offset))
+            (Partition { topic, number: element.partition() }, offset)
         });
-        read.collect()
+        Ok(read.collect())
     }
 
-    /// The next committed offset of each partition of a group's topics; `None` where nothing is committed. Blocks.
+    /// A topic as the broker describes it now. Blocks.
     ///
     /// # Errors
     /// [`Error::BrokerLookUp`].

@@ -14,7 +14,11 @@ use crate::config::Config;
 use crate::marker::Partition;
 use crate::progress::Point;
 use crate::state::Delivery;
+use futures::FutureExt;
+use rdkafka::consumer::{ConsumerContext, StreamConsumer};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{BorrowedMessage, Message};
+use rdkafka::types::RDKafkaConfRes;
 use rdkafka::{ClientConfig, TopicPartitionList};
 use recant_schema::record::MAX_RECORD_BYTES;
 use recant_schema::service::clock;
@@ -27,7 +31,7 @@ const BATCH: usize = 256;
 fn client(config: &Config) -> ClientConfig {
     let mut client = ClientConfig::new();
     for (name, value) in &config.kafka_options {
-        client.set(name, value);
+        client.set(name, value.expose());
     }
     client
         .set("bootstrap.servers", &config.brokers)
@@ -62,18 +66,58 @@ fn consumer(config: &Config) -> ClientConfig {
     consumer
 }
 
+/// The next record and whatever is there already, up to a batch. An error after the first record goes to `held`. Cancel safe.
+async fn batch<C: ConsumerContext + 'static>(
+    consumer: &StreamConsumer<C>,
+    topics: &[String],
+    held: &mut Option<KafkaError>,
+) -> Result<Vec<Delivery>, KafkaError> {
+    let first = consumer.recv().await?;
+    let mut records = Vec::with_capacity(BATCH);
+    records.extend(delivery(&first, topics));
+    while records.len() < BATCH {
+        match consumer.recv().now_or_never() {
+            Some(Ok(message)) => records.extend(delivery(&message, topics)),
+            Some(Err(error)) => {
+                *held = Some(error);
+                break;
+            }
+            None => break,
+        }
+    }
+    Ok(records)
+}
+
+/// Whether the position of some partition is not in its log; reported once, and the partition stays silent after it.
+fn is_out_of_range(error: &KafkaError) -> bool {
+    matches!(error, KafkaError::MessageConsumption(RDKafkaErrorCode::OffsetOutOfRange | RDKafkaErrorCode::AutoOffsetReset))
+}
+
+/// What is wrong with a librdkafka option; never its value, which may be a password.
+pub fn option_problem(name: &str, value: &str) -> Option<String> {
+    let refused = ClientConfig::new().set(name, value).create_native_config().err()?;
+    Some(match refused {
+        KafkaError::ClientConfig(RDKafkaConfRes::RD_KAFKA_CONF_UNKNOWN, ..) => format!("{name} is no librdkafka option"),
+        _ => format!("{name} has a value that librdkafka does not take"),
+    })
+}
+
 fn delivery(message: &BorrowedMessage<'_>, topics: &[String]) -> Option<Delivery> {
     let topic = topics.iter().position(|topic| topic == message.topic())?;
     Some(Delivery {
         partition: Partition { topic, number: message.partition() },
         point: Point { offset: message.offset(), time_ms: message.timestamp().to_millis().unwrap_or_default() },
-        // A key that is too long for a cache key is poison, but is kept whole: brokers bound it with the record.
-        key: message.key().map(<[u8]>::to_vec),
-        // One byte more than a record may have is enough to tell.
-        value: message.payload().map(|value| value[..value.len().min(MAX_RECORD_BYTES + 1)].to_vec()),
+        // One byte more than a record may have is enough to tell; a key of that size is no cache key either.
+        key: message.key().map(cut),
+        value: message.payload().map(cut),
+        key_bytes: message.key_len(),
         value_bytes: message.payload_len(),
         delivered_us: clock::now_us(),
     })
+}
+
+fn cut(bytes: &[u8]) -> Vec<u8> {
+    bytes[..bytes.len().min(MAX_RECORD_BYTES + 1)].to_vec()
 }
 
 fn list(partitions: &[(Partition, rdkafka::Offset)], topics: &[String]) -> TopicPartitionList {

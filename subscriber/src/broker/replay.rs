@@ -1,11 +1,10 @@
 //! Replays: reading again what a cache primary may have lost, beside the live consumer and without the group.
 
-use super::{BATCH, consumer, delivery, list};
+use super::{batch, consumer, is_out_of_range, list};
 use crate::config::Config;
 use crate::error::Error;
 use crate::marker::Partition;
 use crate::state::Delivery;
-use futures::FutureExt;
 use rdkafka::Offset;
 use rdkafka::consumer::{Consumer, StreamConsumer};
 use rdkafka::error::KafkaError;
@@ -24,6 +23,8 @@ pub enum ReplayEvent {
     Records(Vec<Delivery>),
     /// A partition has no more records.
     ReachedEnd(Partition),
+    /// A position is not in its log any more.
+    OutOfRange,
     /// A reader reports trouble and goes on trying.
     Trouble(KafkaError),
 }
@@ -63,7 +64,7 @@ impl Replay {
             let consumer: StreamConsumer = client.create().map_err(Error::BrokerClient)?;
             let from: Vec<_> = ranges.iter().map(|(partition, range)| (*partition, Offset::Offset(range.start))).collect();
             consumer.assign(&list(&from, &topics)).map_err(Error::BrokerConsume)?;
-            let reader = Reader { consumer, topics: topics.clone(), topic, ranges, session, sender: self.sender.clone() };
+            let reader = Reader { consumer, topics: topics.clone(), topic, ranges, session, sender: self.sender.clone(), held: None };
             self.readers.push(tokio::spawn(reader.run()));
         }
         Ok(())
@@ -93,19 +94,19 @@ struct Reader {
     ranges: BTreeMap<Partition, Range<i64>>,
     session: u32,
     sender: mpsc::Sender<(u32, ReplayEvent)>,
+    /// The error that ended a batch: an end of a partition is reported once.
+    held: Option<KafkaError>,
 }
 
 impl Reader {
     async fn run(mut self) {
         while !self.ranges.is_empty() {
-            let event = match self.consumer.recv().await {
-                Ok(message) => {
-                    let mut records: Vec<_> = delivery(&message, &self.topics).into_iter().collect();
-                    drop(message);
-                    while records.len() < BATCH {
-                        let Some(Ok(message)) = self.consumer.recv().now_or_never() else { break };
-                        records.extend(delivery(&message, &self.topics));
-                    }
+            let read = match self.held.take() {
+                Some(error) => Err(error),
+                None => batch(&self.consumer, &self.topics, &mut self.held).await,
+            };
+            let event = match read {
+                Ok(records) => {
                     self.stop_what_is_done(&records);
                     ReplayEvent::Records(records)
                 }
@@ -114,6 +115,7 @@ impl Reader {
                     self.stop(partition);
                     ReplayEvent::ReachedEnd(partition)
                 }
+                Err(error) if is_out_of_range(&error) => ReplayEvent::OutOfRange,
                 Err(error) => ReplayEvent::Trouble(error),
             };
             if self.sender.send((self.session, event)).await.is_err() {

@@ -108,7 +108,7 @@ pub(super) fn marker_key(group: &str, tag: Option<&str>) -> String {
 
 /// A marker as one transaction: what it says of gaps and how far it says the cache was maintained belong together.
 pub(super) fn write_marker(key: &str, marker: &Marker, topics: &[String]) -> Option<Pipeline> {
-    let (fields, erased) = (marker.to_fields(topics), marker.erased_fields());
+    let (fields, erased) = (marker.to_fields(topics), marker.erased_fields(topics));
     let mut pipeline = Pipeline::new();
     pipeline.atomic();
     if !fields.is_empty() {
@@ -125,7 +125,8 @@ pub(super) fn forget(scripts: &Scripts, key: &Key) -> Cmd {
     evalsha(&scripts.forget, &[key.as_str(), &key.entry()])
 }
 
-/// A marker as HGETALL answers it.
-pub(super) fn read_marker(fields: Vec<(String, String)>, topics: &[String]) -> Marker {
-    Marker::from_fields(fields, topics)
+/// A marker as HGETALL answers it; fields that are not text count as absent.
+pub(super) fn read_marker(fields: Vec<(Vec<u8>, Vec<u8>)>, topics: &[String]) -> Marker {
+    let text = |(name, value): (Vec<u8>, Vec<u8>)| Some((String::from_utf8(name).ok()?, String::from_utf8(value).ok()?));
+    Marker::from_fields(fields.into_iter().filter_map(text), topics)
 }

@@ -70,7 +70,7 @@ impl Inspector {
         let info: String = ask(&mut connection, "read INFO", cmd("INFO").arg("server").take()).await?;
         let memory: String = ask(&mut connection, "read INFO", cmd("INFO").arg("memory").take()).await?;
         let key = marker_key(&self.config.group, primary.tag.as_deref());
-        let fields: Vec<(String, String)> = ask(&mut connection, "read the marker", cmd("HGETALL").arg(key).take()).await?;
+        let fields: Vec<(Vec<u8>, Vec<u8>)> = ask(&mut connection, "read the marker", cmd("HGETALL").arg(key).take()).await?;
         let line = |text: &str, name: &str| text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("unknown").trim().to_owned();
         Ok(Primary {
             name: primary.name.clone(),

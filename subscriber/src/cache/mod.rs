@@ -22,7 +22,9 @@ use crate::config::Config;
 use crate::marker::Marker;
 use crate::state::MAX_IN_FLIGHT;
 use crate::work::{Outcome, Work, WorkId};
+use std::time::Duration;
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 
 /// Answers and changes between the tasks and the loop. Each is a batch; the loop takes them before anything else.
 const REPORTS: usize = 256;
@@ -40,6 +42,8 @@ pub enum Request {
         generation: u64,
         /// What to write.
         marker: Marker,
+        /// Dropped by everybody once it is written wherever it can be.
+        waiting: Option<mpsc::Sender<()>>,
     },
     /// Forget every key below the prefixes on every primary, instead of a sweep under way.
     Sweep(u32),
@@ -114,6 +118,14 @@ impl Cache {
         if self.requests.try_send(request).is_err() {
             unreachable!("the queue holds more batches than records may be in flight, and the router lives as long as self");
         }
+    }
+
+    /// Writes a marker and waits until it is written on every connected primary, or until `patience` is over.
+    pub async fn remember(&self, generation: u64, marker: Marker, patience: Duration) {
+        let (waiting, mut written) = mpsc::channel(1);
+        self.request(Request::Remember { generation, marker, waiting: Some(waiting) });
+        // Nobody sends; the channel closes when the last holder is done.
+        let _ = timeout(patience, written.recv()).await;
     }
 
     /// The next report. Cancel safe.

@@ -48,7 +48,19 @@ pub(super) enum Control {
     /// Read the marker again.
     ReadMarker,
     /// Write the marker, unless there was a newer connection.
-    WriteMarker { connection: u64, marker: Arc<Marker> },
+    WriteMarker {
+        connection: u64,
+        marker: Arc<Marker>,
+        /// Dropped once it is written, or never will be.
+        _waiting: Option<mpsc::Sender<()>>,
+    },
+}
+
+/// Which node an event comes from.
+#[derive(Debug)]
+pub(super) struct Sender {
+    pub(super) name: String,
+    pub(super) incarnation: u64,
 }
 
 /// What a node tells the router.
@@ -74,13 +86,15 @@ pub(super) enum NodeEvent {
 
 /// What a node is made of.
 pub(super) struct Node {
+    /// Tells this node from an earlier one for the same address.
+    pub(super) incarnation: u64,
     pub(super) primary: PrimaryInfo,
     pub(super) marker_key: String,
     pub(super) topics: Arc<Vec<String>>,
     pub(super) scripts: Arc<Scripts>,
     pub(super) tasks: mpsc::UnboundedReceiver<Vec<Task>>,
     pub(super) control: mpsc::UnboundedReceiver<Control>,
-    pub(super) events: mpsc::UnboundedSender<(String, NodeEvent)>,
+    pub(super) events: mpsc::UnboundedSender<(Sender, NodeEvent)>,
     pub(super) reports: mpsc::Sender<Report>,
 }
 
@@ -137,7 +151,7 @@ pub(super) async fn run(node: Node) {
 impl Service {
     fn tell(&self, event: NodeEvent) {
         // The router outlives its nodes, except at the end of the process.
-        let _ = self.node.events.send((self.node.primary.name.clone(), event));
+        let _ = self.node.events.send((Sender { name: self.node.primary.name.clone(), incarnation: self.node.incarnation }, event));
     }
 
     /// Connects, checks that this is a primary, loads the scripts and reads the marker: all before anything is written.
@@ -148,12 +162,22 @@ impl Service {
         {
             return Err(Error::CacheTopology(format!("{} is a {role}, not a primary", self.node.primary.name)));
         }
-        let mut pipeline = Pipeline::new();
-        self.node.scripts.load(&mut pipeline);
-        pipeline.cmd("HGETALL").arg(&self.node.marker_key);
-        let failed = |source| Error::Cache { attempt: "load scripts and read the marker", source };
-        let (fields,): (Vec<(String, String)>,) = pipeline.query_async(&mut connection).await.map_err(failed)?;
-        Ok((connection, read_marker(fields, &self.node.topics)))
+        self.load_scripts(&mut connection).await.map_err(|source| Error::Cache { attempt: "load scripts", source })?;
+        let marker = self.marker(&mut connection).await.map_err(|source| Error::Cache { attempt: "read the marker", source })?;
+        Ok((connection, marker))
+    }
+
+    async fn marker(&self, connection: &mut MultiplexedConnection) -> RedisResult<Marker> {
+        let read: RedisResult<Vec<(Vec<u8>, Vec<u8>)>> = cmd("HGETALL").arg(&self.node.marker_key).query_async(connection).await;
+        match read {
+            Ok(fields) => Ok(read_marker(fields, &self.node.topics)),
+            // Somebody put something else there. It would stay in the way of every marker, and the name is ours.
+            Err(error) if error.code() == Some("WRONGTYPE") => {
+                let removed: RedisResult<i64> = cmd("UNLINK").arg(&self.node.marker_key).query_async(connection).await;
+                removed.map(|_| Marker::default())
+            }
+            Err(error) => Err(error),
+        }
     }
 
     async fn wait_or_dismissed(&mut self, delay: Duration) -> bool {
@@ -248,7 +272,7 @@ impl Service {
         }
         self.report(done, moved).await;
         if let (true, None) = (reload, &end) {
-            end = self.reload(connection).await.err().map(|error| End::Broken(error.to_string()));
+            end = self.load_scripts(connection).await.err().map(|error| End::Broken(error.to_string()));
         }
         end.map_or(Ok(()), Err)
     }
@@ -278,7 +302,7 @@ impl Service {
         }
     }
 
-    async fn reload(&self, connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
+    async fn load_scripts(&self, connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
         let mut pipeline = Pipeline::new();
         self.node.scripts.load(&mut pipeline);
         pipeline.exec_async(connection).await
@@ -287,11 +311,10 @@ impl Service {
     async fn obey(&mut self, control: Control, connection: &mut MultiplexedConnection) -> Result<(), End> {
         match control {
             Control::ReadMarker => {
-                let read: RedisResult<Vec<(String, String)>> = cmd("HGETALL").arg(&self.node.marker_key).query_async(connection).await;
-                let fields = read.map_err(|error| End::Broken(format!("read the marker: {error}")))?;
-                self.tell(NodeEvent::MarkerRead { connection: self.connection, marker: read_marker(fields, &self.node.topics) });
+                let marker = self.marker(connection).await.map_err(|error| End::Broken(format!("read the marker: {error}")))?;
+                self.tell(NodeEvent::MarkerRead { connection: self.connection, marker });
             }
-            Control::WriteMarker { connection: meant_for, marker } if meant_for == self.connection => {
+            Control::WriteMarker { connection: meant_for, marker, .. } if meant_for == self.connection => {
                 let Some(command) = write_marker(&self.node.marker_key, &marker, &self.node.topics) else { return Ok(()) };
                 match command.exec_async(connection).await {
                     Err(error) if error.code() == Some("MOVED") => return Err(End::Broken("the marker's slot has moved".to_owned())),

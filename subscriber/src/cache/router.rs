@@ -1,7 +1,7 @@
 //! Who gets what: the map of slots, one node per primary, and the region's marker put together from theirs.
 
 use super::command::{Scripts, marker_key};
-use super::node::{self, Control, Node, NodeEvent, Task};
+use super::node::{self, Control, Node, NodeEvent, Sender, Task};
 use super::topology::{Map, PrimaryInfo};
 use super::{Report, Request, sweep};
 use crate::config::Config;
@@ -20,6 +20,7 @@ const REFRESH_PACE: Duration = Duration::from_millis(100);
 
 /// One node as the router knows it.
 struct Handle {
+    incarnation: u64,
     marker_key: String,
     tasks: mpsc::UnboundedSender<Vec<Task>>,
     control: mpsc::UnboundedSender<Control>,
@@ -34,12 +35,13 @@ struct Router {
     topics: Arc<Vec<String>>,
     scripts: Arc<Scripts>,
     reports: mpsc::Sender<Report>,
-    events: mpsc::UnboundedSender<(String, NodeEvent)>,
+    events: mpsc::UnboundedSender<(Sender, NodeEvent)>,
     map: Option<Map>,
     nodes: BTreeMap<String, Handle>,
     /// Tasks whose slot nobody owns yet. Bounded by the records in flight.
     homeless: Vec<Task>,
     generation: u64,
+    incarnations: u64,
     /// While a recall is answered: the nodes still to be heard.
     recall: Option<BTreeSet<String>>,
     complete: bool,
@@ -64,6 +66,7 @@ pub(super) async fn run(config: Config, mut requests: mpsc::Receiver<Request>, r
         nodes: BTreeMap::new(),
         homeless: Vec::new(),
         generation: 0,
+        incarnations: 0,
         recall: None,
         complete: false,
         sweep: None,
@@ -75,8 +78,8 @@ pub(super) async fn run(config: Config, mut requests: mpsc::Receiver<Request>, r
                 Some(request) => router.request(request).await,
                 None => return,
             },
-            Some((name, event)) = from_nodes.recv() => {
-                if router.node_event(&name, event).await {
+            Some((sender, event)) = from_nodes.recv() => {
+                if router.node_event(&sender, event).await {
                     refresh_at = Some(refresh_at.unwrap_or_else(|| Instant::now() + REFRESH_PACE).min(Instant::now() + REFRESH_PACE));
                 }
             }
@@ -112,7 +115,7 @@ impl Router {
                 }
                 self.answer_recall().await;
             }
-            Request::Remember { generation, marker } => self.remember(generation, marker),
+            Request::Remember { generation, marker, waiting } => self.remember(generation, marker, waiting),
             Request::Sweep(number) => {
                 if let Some(earlier) = self.sweep.take() {
                     earlier.abort();
@@ -126,7 +129,7 @@ impl Router {
         }
     }
 
-    fn remember(&mut self, generation: u64, marker: Marker) {
+    fn remember(&mut self, generation: u64, marker: Marker, waiting: Option<mpsc::Sender<()>>) {
         // Somebody connected since: that node may have lost what this marker claims.
         if generation != self.generation {
             return;
@@ -135,7 +138,9 @@ impl Router {
         for handle in self.nodes.values_mut() {
             if let Some(connection) = handle.connection {
                 handle.marker.points.extend(&marker.points);
-                let _ = handle.control.send(Control::WriteMarker { connection, marker: marker.clone() });
+                handle.marker.epochs.clone_from(&marker.epochs);
+                handle.marker.sweeps.clone_from(&marker.sweeps);
+                let _ = handle.control.send(Control::WriteMarker { connection, marker: marker.clone(), _waiting: waiting.clone() });
             }
         }
     }
@@ -157,8 +162,21 @@ impl Router {
     }
 
     /// Takes what a node says; `true` when the map should be learnt anew.
-    async fn node_event(&mut self, name: &str, event: NodeEvent) -> bool {
+    async fn node_event(&mut self, sender: &Sender, event: NodeEvent) -> bool {
+        let name = sender.name.as_str();
+        // A dismissed node still gives its work back; what else it says is about the past, and must not be taken for its successor's word.
+        let current = self.nodes.get(name).is_some_and(|handle| handle.incarnation == sender.incarnation);
         match event {
+            NodeEvent::Moved(tasks) => self.moved(name, tasks).await,
+            NodeEvent::AskAt(address, task) => {
+                let task = Task { asking: true, ..task };
+                match self.nodes.get(&address) {
+                    Some(handle) => drop(handle.tasks.send(vec![task])),
+                    None => self.homeless.push(Task { asking: false, ..task }),
+                }
+                true
+            }
+            _ if !current => false,
             NodeEvent::Connected { connection, marker } => {
                 self.connected(name, connection, marker).await;
                 false
@@ -185,21 +203,18 @@ impl Router {
                 self.report(Report::Trouble(format!("{name}: {why}"))).await;
                 false
             }
-            NodeEvent::Moved(tasks) => {
-                let any = !tasks.is_empty();
-                // Not dispatched before the map is new, or they would go round in circles.
-                self.homeless.extend(tasks);
-                any
-            }
-            NodeEvent::AskAt(address, task) => {
-                let task = Task { asking: true, ..task };
-                match self.nodes.get(&address) {
-                    Some(handle) => drop(handle.tasks.send(vec![task])),
-                    None => self.homeless.push(Task { asking: false, ..task }),
-                }
-                true
-            }
         }
+    }
+
+    /// Keeps moved tasks until the map is new: dispatched before, they would go round in circles.
+    async fn moved(&mut self, name: &str, tasks: Vec<Task>) -> bool {
+        let any = !tasks.is_empty();
+        self.homeless.extend(tasks);
+        if any && !self.config.redis.is_cluster() && self.nodes.contains_key(name) {
+            let trouble = format!("{name} belongs to a Redis Cluster and owns only a part of the keys; use redis+cluster:// in redis_url");
+            self.report(Report::Trouble(trouble)).await;
+        }
+        any
     }
 
     async fn connected(&mut self, name: &str, connection: u64, marker: Marker) {
@@ -280,10 +295,12 @@ impl Router {
         self.complete_if_all_connected().await;
     }
 
-    fn start_node(&self, primary: PrimaryInfo, marker_key: String) -> Handle {
+    fn start_node(&mut self, primary: PrimaryInfo, marker_key: String) -> Handle {
         let (tasks, task_inbox) = mpsc::unbounded_channel();
         let (control, control_inbox) = mpsc::unbounded_channel();
+        self.incarnations += 1;
         tokio::spawn(node::run(Node {
+            incarnation: self.incarnations,
             primary,
             marker_key: marker_key.clone(),
             topics: self.topics.clone(),
@@ -293,6 +310,6 @@ impl Router {
             events: self.events.clone(),
             reports: self.reports.clone(),
         }));
-        Handle { marker_key, tasks, control, connection: None, marker: Marker::default() }
+        Handle { incarnation: self.incarnations, marker_key, tasks, control, connection: None, marker: Marker::default() }
     }
 }

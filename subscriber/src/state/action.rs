@@ -15,10 +15,12 @@ pub struct Delivery {
     pub partition: Partition,
     /// Its offset and broker timestamp.
     pub point: Point,
-    /// Its Kafka key.
+    /// Its Kafka key, or more than [`MAX_RECORD_BYTES`] of its beginning.
     pub key: Option<Vec<u8>>,
     /// Its value, or more than [`MAX_RECORD_BYTES`] of its beginning.
     pub value: Option<Vec<u8>>,
+    /// How many bytes the whole key has.
+    pub key_bytes: usize,
     /// How many bytes the whole value has.
     pub value_bytes: usize,
     /// When it was delivered: microseconds since 1970, our clock.
@@ -69,14 +71,21 @@ pub enum Action {
         /// Which partition.
         partition: Partition,
     },
-    /// The live consumer's position is not in the log any more.
+    /// The live consumer's position in some partition is not in the log any more.
     LiveOutOfRange,
+    /// The replay's position in some partition is not in the log any more.
+    ReplayOutOfRange {
+        /// As above.
+        session: u32,
+    },
     /// The cache answered.
     Answered(Vec<WorkId>),
     /// The dead-letter topic has it.
     SetAside(WorkId),
     /// A sweep is done.
     Swept(u32),
+    /// [`TICK_MS`](super::TICK_MS) have passed.
+    Tick,
     /// The commit interval has passed.
     CommitDue,
     /// The marker interval has passed.
@@ -119,8 +128,15 @@ pub enum Effect {
         /// What to write.
         marker: Marker,
     },
-    /// Commit these next offsets, wait for it, and give all partitions up.
-    Release(Vec<(Partition, i64)>),
+    /// Write the marker, commit these next offsets, wait for both, and give all partitions up.
+    Release {
+        /// As in [`Effect::Remember`].
+        generation: u64,
+        /// As in [`Effect::Remember`].
+        marker: Marker,
+        /// What to commit.
+        next: Vec<(Partition, i64)>,
+    },
     /// Stop fetching, so that polling returns nothing.
     Pause,
     /// Fetch again.

@@ -35,11 +35,21 @@ const MAX_IN_FLIGHT_FOR_REPLAY: usize = MAX_IN_FLIGHT / 2;
 /// What a poison record counts as: it carries up to [`MAX_RECORD_BYTES`] (64 KiB), so some 4 MiB of them and one batch are in memory at most.
 const POISON_WEIGHT: usize = 128;
 
-/// A full house for so many commit intervals (1 s at the default) means that the cache is away, not busy: pause the consumer, so that it can be polled.
-const FULL_INTERVALS_BEFORE_PAUSE: u32 = 5;
+/// Most records between delivery and watermark. Answered records wait behind one that is not, such as a poison record whose dead letter Kafka does not
+/// take; at some 32 bytes each this is 2 MiB.
+const MAX_OUTSTANDING: usize = 8 * MAX_IN_FLIGHT;
 
-/// How many commit intervals (2 s at the default) a revoked or stopping partition may take to drain. Below the session time-out (6 s).
-const INTERVALS_TO_DRAIN: u32 = 10;
+/// Milliseconds between two [`Action::Tick`]s.
+pub const TICK_MS: u64 = 200;
+
+/// A full house for so many ticks (1 s) means that the cache is away, not busy: pause the consumer, so that it can be polled.
+const FULL_TICKS_BEFORE_PAUSE: u32 = 5;
+
+/// How many ticks (2 s) revoked or stopping partitions may take to drain. Below the session time-out (6 s).
+const TICKS_TO_DRAIN: u32 = 10;
+
+/// Longest explanation kept of a poison record, in bytes: it may quote the record.
+const MAX_DETAIL_BYTES: usize = 300;
 
 /// The loop's memory.
 #[derive(Debug)]
@@ -53,9 +63,9 @@ pub struct State {
     sessions: u32,
     tracks: u32,
     in_flight: usize,
-    full_intervals: u32,
+    full_ticks: u32,
     paused: bool,
-    /// Intervals left to drain in, while giving partitions up.
+    /// Ticks left to drain in, while giving partitions up.
     draining: Option<u32>,
     closing: bool,
 }
@@ -73,7 +83,7 @@ impl State {
             sessions: 0,
             tracks: 0,
             in_flight: 0,
-            full_intervals: 0,
+            full_ticks: 0,
             paused: false,
             draining: None,
             closing: false,
@@ -82,12 +92,16 @@ impl State {
 
     /// Whether the live consumer should be polled. A paused one is: it returns nothing but keeps its place in the group.
     pub fn wants_live(&self) -> bool {
-        self.paused || self.in_flight < MAX_IN_FLIGHT
+        self.paused || !self.is_full()
+    }
+
+    fn is_full(&self) -> bool {
+        self.in_flight >= MAX_IN_FLIGHT || self.partitions.values().map(Owned::outstanding).sum::<usize>() >= MAX_OUTSTANDING
     }
 
     /// Whether records of a replay have room.
     pub fn wants_replay(&self) -> bool {
-        self.draining.is_none() && self.in_flight < MAX_IN_FLIGHT_FOR_REPLAY
+        self.draining.is_none() && self.in_flight < MAX_IN_FLIGHT_FOR_REPLAY && !self.is_full()
     }
 
     /// Records between delivery and answer.
@@ -132,6 +146,8 @@ impl State {
                 self.finish(id, POISON_WEIGHT);
                 self.after_progress()
             }
+            Action::ReplayOutOfRange { session } => self.replay_out_of_range(session),
+            Action::Tick => self.tick(),
             Action::CommitDue => self.commit_due(),
             Action::Swept(number) => {
                 self.gaps.swept(number);
@@ -180,6 +196,16 @@ impl State {
         self.locate(demands)
     }
 
+    /// Retention has overtaken a replay. It is not said which partition's, so all of them are located again from where they had got to.
+    fn replay_out_of_range(&mut self, session: u32) -> Vec<Effect> {
+        if session != self.sessions {
+            return Vec::new();
+        }
+        let replaying = self.partitions.iter_mut().filter(|(_, owned)| owned.is_replaying());
+        let demands = replaying.map(|(partition, owned)| owned.demand(*partition, owned.settled())).collect();
+        self.locate(demands)
+    }
+
     fn locate(&mut self, partitions: Vec<(Partition, Option<Point>)>) -> Vec<Effect> {
         if partitions.is_empty() || self.draining.is_some() {
             return Vec::new();
@@ -202,8 +228,8 @@ impl State {
                 effects.extend(self.gap(cause, format!("{partition:?}: the log holds offsets {} to {}", log.low, log.high)));
             }
         }
-        let all_live = self.partitions.values().all(|owned| owned.live_from().is_some());
-        if started && all_live {
+        // Partitions that the broker could not describe yet join later; the others do not wait for them.
+        if started {
             let live = self.partitions.iter().filter_map(|(partition, owned)| Some((*partition, owned.live_from()?)));
             effects.push(Effect::AssignLive(live.collect()));
             self.paused = false;
@@ -299,8 +325,10 @@ impl State {
                 }
             }
             Verdict::SetAside(poison, forgotten) => {
-                let (key, value, value_bytes) = (record.key, record.value, record.value_bytes);
-                let letter = DeadLetter { id, reason: poison.reason(), detail: poison.to_string(), key, value, value_bytes };
+                let mut detail = poison.to_string();
+                detail.truncate(detail.floor_char_boundary(MAX_DETAIL_BYTES));
+                let Delivery { key, value, key_bytes, value_bytes, .. } = record;
+                let letter = DeadLetter { id, reason: poison.reason(), detail, key, value, key_bytes, value_bytes };
                 self.in_flight += POISON_WEIGHT;
                 self.forget_then_set_aside(letter, forgotten, times, work, effects);
             }
@@ -370,36 +398,42 @@ impl State {
     }
 
     fn commit_due(&mut self) -> Vec<Effect> {
-        let mut effects = Vec::new();
-        self.full_intervals = if self.in_flight < MAX_IN_FLIGHT { 0 } else { self.full_intervals + 1 };
-        if !self.paused && self.full_intervals >= FULL_INTERVALS_BEFORE_PAUSE {
-            self.paused = true;
-            effects.push(Effect::Pause);
-        } else if self.paused && self.in_flight < MAX_IN_FLIGHT / 2 {
-            self.paused = false;
-            effects.push(Effect::Resume);
-        }
         let due: Vec<_> = self.partitions.iter_mut().filter_map(|(partition, owned)| Some((*partition, owned.commit()?))).collect();
-        if !due.is_empty() {
-            effects.push(Effect::Commit(due));
-        }
+        if due.is_empty() { Vec::new() } else { vec![Effect::Commit(due)] }
+    }
+
+    fn tick(&mut self) -> Vec<Effect> {
         if let Some(left) = &mut self.draining {
             *left = left.saturating_sub(1);
-            effects.extend(self.release_if_drained());
+            return self.release_if_drained();
         }
-        effects
+        self.full_ticks = if self.is_full() { self.full_ticks + 1 } else { 0 };
+        if !self.paused && self.full_ticks >= FULL_TICKS_BEFORE_PAUSE && !self.partitions.is_empty() {
+            self.paused = true;
+            return vec![Effect::Pause];
+        }
+        if self.paused && !self.is_full() && self.in_flight < MAX_IN_FLIGHT / 2 {
+            self.paused = false;
+            return vec![Effect::Resume];
+        }
+        Vec::new()
     }
 
     fn remember(&mut self) -> Effect {
+        Effect::Remember { generation: self.generation, marker: self.marker() }
+    }
+
+    fn marker(&mut self) -> Marker {
         let points = self.partitions.iter().filter_map(|(partition, owned)| Some((*partition, owned.settled()?))).collect();
-        let mut marker = Marker { points, ..Marker::default() };
+        let void = self.partitions.iter().filter(|(_, owned)| owned.is_void()).map(|(partition, _)| *partition).collect();
+        let mut marker = Marker { points, void, ..Marker::default() };
         self.gaps.write(&mut marker);
-        Effect::Remember { generation: self.generation, marker }
+        marker
     }
 
     /// A revoked partition is finished, or left uncommitted for whoever gets it next.
     fn drain(&mut self) -> Vec<Effect> {
-        self.draining = Some(self.draining.unwrap_or(INTERVALS_TO_DRAIN));
+        self.draining = Some(self.draining.unwrap_or(TICKS_TO_DRAIN));
         self.sessions += 1;
         let mut effects = vec![Effect::Replay { session: self.sessions, ranges: Vec::new() }];
         effects.extend(self.release_if_drained());
@@ -411,12 +445,12 @@ impl State {
         if !drained && self.draining != Some(0) {
             return Vec::new();
         }
-        let remember = self.remember();
-        let settled = self.partitions.iter().filter_map(|(partition, owned)| Some((*partition, owned.settled()?.offset + 1))).collect();
+        let marker = self.marker();
+        let next = self.partitions.iter().filter_map(|(partition, owned)| Some((*partition, owned.settled()?.offset + 1))).collect();
         self.partitions.clear();
         self.draining = None;
         self.paused = false;
-        let mut effects = vec![remember, Effect::Release(settled)];
+        let mut effects = vec![Effect::Release { generation: self.generation, marker, next }];
         if self.closing {
             effects.push(Effect::Close);
         }

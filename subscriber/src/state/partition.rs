@@ -90,10 +90,13 @@ impl Owned {
         }
         self.stage = Stage::Running;
         let start = start(self.base, log);
-        if start.gap == Some(GapCause::Recreated) {
-            self.base = None;
-            self.settled = None;
+        match start.gap {
+            None => {}
+            // Reported once: what was lost is lost, and the next start must not find the same gap again.
+            Some(GapCause::Retention) => self.base = self.base.map(|base| Point { offset: log.low - 1, ..base }),
+            Some(GapCause::Recreated | GapCause::NewEpoch) => self.base = None,
         }
+        self.settled = self.base;
         let goes_live = self.live.is_none();
         let live = self.live.get_or_insert_with(|| Live { from: log.high, id, track: Track::default() });
         let until = live.track.delivered().map_or(live.from, |newest| newest + 1);
@@ -186,6 +189,22 @@ impl Owned {
 
     pub(super) fn is_behind(&self) -> bool {
         self.replay.is_some() || self.stage != Stage::Running
+    }
+
+    /// Whether the cache remembers a point of this partition that is void.
+    pub(super) fn is_void(&self) -> bool {
+        self.stage == Stage::Running && self.settled.is_none()
+    }
+
+    /// Whether a replay is under way.
+    pub(super) fn is_replaying(&self) -> bool {
+        self.replay.is_some()
+    }
+
+    /// Records delivered and not below the watermark.
+    pub(super) fn outstanding(&self) -> usize {
+        let live = self.live.as_ref().map_or(0, |live| live.track.outstanding());
+        live + self.replay.as_ref().map_or(0, |replay| replay.track.outstanding())
     }
 
     pub(super) fn settled(&self) -> Option<Point> {

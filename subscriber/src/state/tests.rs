@@ -51,6 +51,7 @@ fn raw(partition: Partition, offset: i64, key: &str, value: &[u8]) -> Delivery {
         point: point(offset),
         key: Some(key.into()),
         value: Some(value.into()),
+        key_bytes: key.len(),
         value_bytes: value.len(),
         delivered_us: 0,
     }
@@ -255,14 +256,12 @@ fn what_is_in_flight_is_bounded_and_a_silent_cache_pauses_consumption() {
         next += 256;
     }
     assert!(state.in_flight() < MAX_IN_FLIGHT + 256);
-    let paused = (0..FULL_INTERVALS_BEFORE_PAUSE)
-        .flat_map(|_| state.apply(Action::CommitDue))
-        .filter(|effect| matches!(effect, Effect::Pause))
-        .count();
+    let paused =
+        (0..FULL_TICKS_BEFORE_PAUSE).flat_map(|_| state.apply(Action::Tick)).filter(|effect| matches!(effect, Effect::Pause)).count();
     assert_eq!(paused, 1);
     assert!(state.wants_live(), "a paused consumer is polled, to keep its place in the group");
     state.apply(Action::Answered(ids));
-    assert!(state.apply(Action::CommitDue).iter().any(|effect| matches!(effect, Effect::Resume)));
+    assert!(state.apply(Action::Tick).iter().any(|effect| matches!(effect, Effect::Resume)));
 }
 
 #[test]
@@ -271,10 +270,10 @@ fn a_revoked_partition_is_finished_before_it_is_given_up() {
     replay_all(&mut state, session, 40..100);
     let ids = work(&state.apply(Action::Delivered(vec![record(P, 100)])));
     let effects = state.apply(Action::Revoked);
-    assert!(!effects.iter().any(|effect| matches!(effect, Effect::Release(_))));
+    assert!(!effects.iter().any(|effect| matches!(effect, Effect::Release { .. })));
     assert!(state.apply(Action::Delivered(vec![record(P, 101)])).is_empty(), "nothing new is taken in");
     let effects = state.apply(Action::Answered(ids));
-    assert!(matches!(&effects[..], [Effect::Remember { .. }, Effect::Release(next)] if *next == [(P, 101)]), "{effects:?}");
+    assert!(matches!(&effects[..], [Effect::Release { next, .. }] if *next == [(P, 101)]), "{effects:?}");
 }
 
 #[test]
@@ -283,9 +282,9 @@ fn a_revoked_partition_is_left_uncommitted_when_the_cache_does_not_answer() {
     replay_all(&mut state, session, 40..100);
     state.apply(Action::Delivered(vec![record(P, 100)]));
     state.apply(Action::Revoked);
-    let released = (0..INTERVALS_TO_DRAIN)
-        .flat_map(|_| state.apply(Action::CommitDue))
-        .find_map(|effect| if let Effect::Release(next) = effect { Some(next) } else { None });
+    let released = (0..TICKS_TO_DRAIN)
+        .flat_map(|_| state.apply(Action::Tick))
+        .find_map(|effect| if let Effect::Release { next, .. } = effect { Some(next) } else { None });
     assert_eq!(released.unwrap(), [(P, 100)]);
 }
 
@@ -295,7 +294,7 @@ fn stopping_gives_everything_up_and_then_closes() {
     replay_all(&mut state, session, 40..60);
     let effects = state.apply(Action::Stop);
     assert!(matches!(effects.last(), Some(Effect::Close)), "{effects:?}");
-    let released = find(&effects, |effect| if let Effect::Release(next) = effect { Some(next.clone()) } else { None });
+    let released = find(&effects, |effect| if let Effect::Release { next, .. } = effect { Some(next.clone()) } else { None });
     assert_eq!(released.unwrap(), [(P, 60)], "what is replayed counts, what is not is left");
     assert_eq!(replay_of(&effects).unwrap().1, []);
 }
@@ -306,8 +305,8 @@ fn an_answer_from_an_earlier_ownership_changes_nothing() {
     replay_all(&mut state, session, 40..100);
     let ids = work(&state.apply(Action::Delivered(vec![record(P, 100)])));
     state.apply(Action::Revoked);
-    for _ in 0..INTERVALS_TO_DRAIN {
-        state.apply(Action::CommitDue);
+    for _ in 0..TICKS_TO_DRAIN {
+        state.apply(Action::Tick);
     }
     state.apply(Action::Assigned(vec![P]));
     let request = located_request(&state.apply(Action::Recalled { generation: 1, marker: marker(&[(P, 99)]) }));
@@ -405,4 +404,83 @@ fn a_second_gap_during_a_sweep_starts_it_over() {
     state.apply(Action::Swept(first));
     assert!(state.sweeping());
     assert_eq!(remembered(&state.apply(Action::Swept(second))).swept.len(), 2);
+}
+
+#[test]
+fn retention_that_overtakes_a_replay_is_a_gap_and_the_replay_goes_on() {
+    let (mut state, session) = running();
+    replay_all(&mut state, session, 40..60);
+    let request = located_request(&state.apply(Action::ReplayOutOfRange { session }));
+    let effects = state.apply(Action::Located { request, logs: vec![(P, Log { low: 90, high: 100, since: Some(90) })] });
+    assert!(matches!(effects[0], Effect::Gap { cause: GapCause::Retention, .. }));
+    assert_eq!(replay_of(&effects).unwrap().1, [(P, 90..100)]);
+    let (session, _) = replay_of(&effects).unwrap();
+    replay_all(&mut state, session, 90..100);
+    assert_eq!(settled(&state, P), Some(99));
+}
+
+#[test]
+fn a_gap_that_was_met_is_not_met_again_at_the_next_start() {
+    let mut first = state();
+    first.apply(Action::Assigned(vec![P]));
+    let request = located_request(&first.apply(Action::Recalled { generation: 1, marker: marker(&[(P, 50)]) }));
+    let log = Log { low: 60, high: 100, since: Some(60) };
+    first.apply(Action::Located { request, logs: vec![(P, log)] });
+    let written = remembered(&first.apply(Action::MarkerDue));
+    let mut second = state();
+    second.apply(Action::Assigned(vec![P]));
+    let request = located_request(&second.apply(Action::Recalled { generation: 1, marker: written }));
+    let effects = second.apply(Action::Located { request, logs: vec![(P, log)] });
+    assert!(!effects.iter().any(|effect| matches!(effect, Effect::Gap { .. })), "{effects:?}");
+}
+
+#[test]
+fn the_point_of_a_recreated_log_is_erased_from_the_marker() {
+    let mut state = state();
+    state.apply(Action::Assigned(vec![P]));
+    let request = located_request(&state.apply(Action::Recalled { generation: 1, marker: marker(&[(P, 50)]) }));
+    state.apply(Action::Located { request, logs: vec![(P, Log { low: 0, high: 9, since: None })] });
+    assert!(remembered(&state.apply(Action::MarkerDue)).void.contains(&P));
+}
+
+#[test]
+fn a_partition_without_a_leader_does_not_keep_the_others_waiting() {
+    let mut state = state();
+    state.apply(Action::Assigned(vec![P, Q]));
+    let request = located_request(&state.apply(Action::Recalled { generation: 1, marker: Marker::default() }));
+    let log = Log { low: 0, high: 5, since: None };
+    let live =
+        |effects: Vec<Effect>| find(&effects, |effect| if let Effect::AssignLive(from) = effect { Some(from.clone()) } else { None });
+    assert_eq!(live(state.apply(Action::Located { request, logs: vec![(P, log)] })).unwrap(), [(P, 5)]);
+    state.apply(Action::Delivered(vec![record(P, 5)]));
+    assert_eq!(live(state.apply(Action::Located { request, logs: vec![(Q, log)] })).unwrap(), [(P, 6), (Q, 5)]);
+}
+
+#[test]
+fn what_waits_behind_a_stuck_record_is_bounded() {
+    let (mut state, session) = running();
+    replay_all(&mut state, session, 40..100);
+    state.apply(Action::Delivered(vec![raw(P, 100, "not allowed", b"{}")]));
+    let mut next = 101;
+    while state.wants_live() {
+        let ids = work(&state.apply(Action::Delivered((next..next + 256).map(|offset| record(P, offset)).collect())));
+        state.apply(Action::Answered(ids));
+        next += 256;
+        assert!(next < 2 * MAX_OUTSTANDING as i64, "nothing bounds the records behind a stuck one");
+    }
+    assert_eq!(settled(&state, P), Some(99));
+}
+
+#[test]
+fn a_cache_that_is_away_while_nothing_is_owned_pauses_nothing() {
+    let (mut state, session) = running();
+    replay_all(&mut state, session, 40..100);
+    let mut next = 100;
+    while state.wants_live() {
+        state.apply(Action::Delivered((next..next + 256).map(|offset| record(P, offset)).collect()));
+        next += 256;
+    }
+    state.apply(Action::Revoked);
+    let paused = (0..20).flat_map(|_| state.apply(Action::Tick)).any(|effect| matches!(effect, Effect::Pause));
+    assert!(!paused);
 }

@@ -1,0 +1,10 @@
+//! The schema `recant` on a real Postgres.
+
+#[path = "migrations/claiming.rs"]
+mod claiming;
+#[path = "migrations/database.rs"]
+mod database;
+#[path = "migrations/migrating.rs"]
+mod migrating;
+#[path = "migrations/writing.rs"]
+mod writing;

@@ -22,7 +22,7 @@ async fn check_cache(config: &Config) -> bool {
     let primaries = match primaries {
         Ok(primaries) => primaries,
         Err(error) => {
-            println!("FAIL  Redis: could not {error}");
+            println!("FAIL  Redis: {}", error.line());
             return false;
         }
     };
@@ -53,7 +53,7 @@ async fn check_broker(config: &Config) -> bool {
     let locator = match Locator::new(config) {
         Ok(locator) => locator,
         Err(error) => {
-            println!("FAIL  Kafka: could not {error}");
+            println!("FAIL  Kafka: {}", error.line());
             return false;
         }
     };
@@ -61,7 +61,7 @@ async fn check_broker(config: &Config) -> bool {
         tokio::task::spawn_blocking(move || names.iter().map(|name| locator.describe_blocking(name)).collect::<Result<Vec<_>, _>>());
     match described.await.expect("describing topics does not panic") {
         Err(error) => {
-            println!("FAIL  Kafka {}: could not {error}", config.brokers);
+            println!("FAIL  Kafka {}: {}", config.brokers, error.line());
             false
         }
         Ok(topics) => {

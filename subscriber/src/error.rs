@@ -45,3 +45,19 @@ pub enum Error {
     #[error("invalidations may be missing ({0}) and gap_policy is stop; see the log; to start again, set gap_policy to sweep or alert")]
     Gap(String),
 }
+
+impl Error {
+    /// The error as one line for a person: an attempt is introduced as one, a statement stands for itself.
+    pub fn line(&self) -> String {
+        match self {
+            Self::CacheTopology(_) | Self::Http(_) | Self::Gap(_) => self.to_string(),
+            Self::BrokerClient(_)
+            | Self::BrokerConsume(_)
+            | Self::BrokerFatal(_)
+            | Self::BrokerCommit(_)
+            | Self::BrokerLookUp(_)
+            | Self::BrokerSetAside(_)
+            | Self::Cache { .. } => format!("could not {self}"),
+        }
+    }
+}

@@ -60,7 +60,7 @@ async fn perform(command: Command, config: Config) -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("subscriber: could not {error}");
+            eprintln!("subscriber: {}", error.line());
             ExitCode::FAILURE
         }
     }

@@ -121,7 +121,7 @@ impl Subscriber {
     fn new(config: Config, metrics: Metrics, health: Health) -> Result<Self, Error> {
         let (sender, inbox) = mpsc::unbounded_channel();
         Ok(Self {
-            state: State::new(config.key_prefixes.clone(), config.gap_policy == GapPolicy::Sweep),
+            state: State::new(config.key_prefixes.clone(), config.consumed_topics(), config.gap_policy == GapPolicy::Sweep),
             cache: Cache::start(&config),
             live: Live::join(&config)?,
             replay: Replay::default(),

@@ -1,7 +1,7 @@
 //! One primary: one connection at a time, pipelines in flight, and every refusal dealt with key by key.
 
 use super::command::{Scripts, read_marker, reply, write_marker};
-use super::topology::{PrimaryInfo, connect};
+use super::topology::{PrimaryInfo, belongs_to_a_cluster, connect};
 use super::{Answer, Report};
 use crate::disposition::{Next, Step, next};
 use crate::error::Error;
@@ -80,6 +80,8 @@ pub(super) enum NodeEvent {
     Trouble(String),
     /// Some other node owns these.
     Moved(Vec<Task>),
+    /// Their next step begins at the slot's owner again.
+    Onward(Vec<Task>),
     /// That node imports this one.
     AskAt(String, Task),
 }
@@ -88,6 +90,8 @@ pub(super) enum NodeEvent {
 pub(super) struct Node {
     /// Tells this node from an earlier one for the same address.
     pub(super) incarnation: u64,
+    /// Whether it is meant to be part of a cluster.
+    pub(super) clustered: bool,
     pub(super) primary: PrimaryInfo,
     pub(super) marker_key: String,
     pub(super) topics: Arc<Vec<String>>,
@@ -163,7 +167,10 @@ impl Service {
             return Err(Error::CacheTopology(format!("{} is a {role}, not a primary", self.node.primary.name)));
         }
         self.load_scripts(&mut connection).await.map_err(|source| Error::Cache { attempt: "load scripts", source })?;
-        let marker = self.marker(&mut connection).await.map_err(|source| Error::Cache { attempt: "read the marker", source })?;
+        let marker = self.marker(&mut connection).await.map_err(|source| match source.code() {
+            Some("MOVED" | "ASK") if !self.node.clustered => Error::CacheTopology(belongs_to_a_cluster(&self.node.primary.name)),
+            _ => Error::Cache { attempt: "read the marker", source },
+        })?;
         Ok((connection, marker))
     }
 
@@ -235,7 +242,7 @@ impl Service {
             Err(error) => return Err(self.put_back(tasks, error.to_string())),
         };
         let applied_us = clock::now_us();
-        let (mut done, mut moved, mut end, mut reload) = (Vec::with_capacity(tasks.len()), Vec::new(), None, false);
+        let (mut done, mut moved, mut onward, mut end, mut reload) = (Vec::with_capacity(tasks.len()), Vec::new(), Vec::new(), None, false);
         for (mut task, answer) in tasks.into_iter().zip(answers) {
             let reply = match reply(answer) {
                 Ok(reply) => reply,
@@ -247,6 +254,8 @@ impl Service {
             };
             match next(task.step, reply) {
                 Next::Done(outcome) => done.push(Answer { work: task.work, outcome, applied_us }),
+                // This node answered for one key of a moving slot; the other key may still be where the slot comes from.
+                Next::Then(step) if task.asking => onward.push(Task { step, asking: false, ..task }),
                 Next::Then(step) => {
                     task.step = step;
                     self.backlog.push_back(task);
@@ -270,14 +279,14 @@ impl Service {
                 }
             }
         }
-        self.report(done, moved).await;
+        self.report(done, moved, onward).await;
         if let (true, None) = (reload, &end) {
             end = self.load_scripts(connection).await.err().map(|error| End::Broken(error.to_string()));
         }
         end.map_or(Ok(()), Err)
     }
 
-    async fn report(&mut self, done: Vec<Answer>, moved: Vec<Task>) {
+    async fn report(&mut self, done: Vec<Answer>, moved: Vec<Task>, onward: Vec<Task>) {
         if !done.is_empty() {
             self.wait.reset();
             // The loop is gone only at the end of the process.
@@ -285,6 +294,9 @@ impl Service {
         }
         if !moved.is_empty() {
             self.tell(NodeEvent::Moved(moved));
+        }
+        if !onward.is_empty() {
+            self.tell(NodeEvent::Onward(onward));
         }
     }
 

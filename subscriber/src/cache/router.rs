@@ -2,7 +2,7 @@
 
 use super::command::{Scripts, marker_key};
 use super::node::{self, Control, Node, NodeEvent, Sender, Task};
-use super::topology::{Map, PrimaryInfo};
+use super::topology::{Map, PrimaryInfo, belongs_to_a_cluster};
 use super::{Report, Request, sweep};
 use crate::config::Config;
 use crate::disposition::Step;
@@ -168,6 +168,10 @@ impl Router {
         let current = self.nodes.get(name).is_some_and(|handle| handle.incarnation == sender.incarnation);
         match event {
             NodeEvent::Moved(tasks) => self.moved(name, tasks).await,
+            NodeEvent::Onward(tasks) => {
+                self.dispatch(tasks);
+                false
+            }
             NodeEvent::AskAt(address, task) => {
                 let task = Task { asking: true, ..task };
                 match self.nodes.get(&address) {
@@ -211,8 +215,7 @@ impl Router {
         let any = !tasks.is_empty();
         self.homeless.extend(tasks);
         if any && !self.config.redis.is_cluster() && self.nodes.contains_key(name) {
-            let trouble = format!("{name} belongs to a Redis Cluster and owns only a part of the keys; use redis+cluster:// in redis_url");
-            self.report(Report::Trouble(trouble)).await;
+            self.report(Report::Trouble(belongs_to_a_cluster(name))).await;
         }
         any
     }
@@ -301,6 +304,7 @@ impl Router {
         self.incarnations += 1;
         tokio::spawn(node::run(Node {
             incarnation: self.incarnations,
+            clustered: self.config.redis.is_cluster(),
             primary,
             marker_key: marker_key.clone(),
             topics: self.topics.clone(),

@@ -164,6 +164,11 @@ pub(super) async fn connect(info: ConnectionInfo) -> Result<MultiplexedConnectio
     client.get_multiplexed_async_connection_with_config(&config).await.map_err(failed)
 }
 
+/// What a single address says that answers for a part of the keys only.
+pub(super) fn belongs_to_a_cluster(name: &str) -> String {
+    format!("{name} belongs to a Redis Cluster and owns only a part of the keys; use redis+cluster:// in redis_url")
+}
+
 struct Range {
     first: u16,
     last: u16,

@@ -55,6 +55,8 @@ const MAX_DETAIL_BYTES: usize = 300;
 #[derive(Debug)]
 pub struct State {
     prefixes: KeyPrefixes,
+    /// Names of the consumed topics, for people.
+    topics: Vec<String>,
     partitions: BTreeMap<Partition, Owned>,
     poison: HashMap<WorkId, DeadLetter>,
     gaps: Gaps,
@@ -72,9 +74,10 @@ pub struct State {
 
 impl State {
     /// Owns nothing yet; touches keys below these prefixes only; sweeps them after a gap if `sweep_gaps`.
-    pub fn new(prefixes: KeyPrefixes, sweep_gaps: bool) -> Self {
+    pub fn new(prefixes: KeyPrefixes, topics: Vec<String>, sweep_gaps: bool) -> Self {
         Self {
             prefixes,
+            topics,
             partitions: BTreeMap::new(),
             poison: HashMap::new(),
             gaps: Gaps::new(sweep_gaps),
@@ -92,7 +95,8 @@ impl State {
 
     /// Whether the live consumer should be polled. A paused one is: it returns nothing but keeps its place in the group.
     pub fn wants_live(&self) -> bool {
-        self.paused || !self.is_full()
+        // Who owns nothing must hear the group all the same.
+        self.paused || self.partitions.is_empty() || !self.is_full()
     }
 
     fn is_full(&self) -> bool {
@@ -225,7 +229,7 @@ impl State {
             let Some(located) = owned.located(request, log, self.tracks) else { continue };
             started |= located.goes_live;
             if let Some(cause) = located.gap {
-                effects.extend(self.gap(cause, format!("{partition:?}: the log holds offsets {} to {}", log.low, log.high)));
+                effects.extend(self.gap(cause, format!("{}: the log holds offsets {} to {}", self.name(partition), log.low, log.high)));
             }
         }
         // Partitions that the broker could not describe yet join later; the others do not wait for them.
@@ -270,7 +274,7 @@ impl State {
             if owned.contradicts(record.point) {
                 self.tracks += 2;
                 owned.replay_from_oldest(self.tracks);
-                let detail = format!("{:?}: another record at offset {}", record.partition, record.point.offset);
+                let detail = format!("{}: another record at offset {}", self.name(record.partition), record.point.offset);
                 effects.extend(self.gap(GapCause::Recreated, detail));
                 effects.push(self.replay());
                 break;
@@ -357,6 +361,10 @@ impl State {
     fn meet_epoch(&mut self, source: &Source, epoch: u64) -> Vec<Effect> {
         let gap = self.gaps.meet(source, epoch);
         gap.map_or_else(Vec::new, |detail| self.gap(GapCause::NewEpoch, detail))
+    }
+
+    fn name(&self, partition: Partition) -> String {
+        format!("{} partition {}", self.topics[partition.topic], partition.number)
     }
 
     /// Reports a gap and sweeps because of it, if that is the policy. What is owed is remembered before the sweep begins.

@@ -12,7 +12,7 @@ const P: Partition = Partition { topic: 0, number: 0 };
 const Q: Partition = Partition { topic: 1, number: 0 };
 
 fn state() -> State {
-    State::new(KeyPrefixes::parse(&["v2:".to_owned()]).unwrap(), true)
+    State::new(KeyPrefixes::parse(&["v2:".to_owned()]).unwrap(), vec!["t".into(), "t.bulk".into()], true)
 }
 
 fn point(offset: i64) -> Point {
@@ -483,4 +483,5 @@ fn a_cache_that_is_away_while_nothing_is_owned_pauses_nothing() {
     state.apply(Action::Revoked);
     let paused = (0..20).flat_map(|_| state.apply(Action::Tick)).any(|effect| matches!(effect, Effect::Pause));
     assert!(!paused);
+    assert!(state.wants_live(), "who owns nothing must hear the group");
 }

@@ -77,8 +77,12 @@ create table recant.source (
     raised_at timestamptz not null default clock_timestamp(),
     timeline int not null,
     started_at timestamptz not null,
+    -- Where it was raised. Found elsewhere, this is a copy, and the original's later commits are not in it. The oid alone does not tell: the first
+    -- database that is made in a cluster has the same one everywhere.
+    cluster bigint not null,
     database oid not null
 );
+comment on column recant.source.cluster is 'The cluster''s system identifier (pg_control_system)';
 comment on table recant.source is 'The newest epoch of this database''s log, and how it came about';
 
 -- The same epoch, vouched for by this very run of this very database. Unlogged on purpose: crash recovery and promotion empty it, and that is the

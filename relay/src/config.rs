@@ -1,6 +1,6 @@
 //! The relay's settings: one TOML file, then `RELAY_…` variables.
 
-use rdkafka::ClientConfig;
+use crate::broker::option_problem;
 use recant_schema::key::MAX_KEY_BYTES;
 use recant_schema::service::config::{Default as Preset, Field, Problems, Secret, Settings, process_environment};
 use recant_schema::service::telemetry::LogFormat;
@@ -128,8 +128,8 @@ pub struct Config {
     pub http_address: Option<SocketAddr>,
     /// How log lines look.
     pub log_format: LogFormat,
-    /// More librdkafka options.
-    pub kafka_options: BTreeMap<String, String>,
+    /// More librdkafka options. Their values are never printed: some are passwords.
+    pub kafka_options: BTreeMap<String, Secret>,
 }
 
 /// How topics are to be.
@@ -264,20 +264,18 @@ fn topic_settings(settings: &mut Settings) -> TopicSettings {
     wanted
 }
 
-fn kafka_options(settings: &mut Settings) -> BTreeMap<String, String> {
+fn kafka_options(settings: &mut Settings) -> BTreeMap<String, Secret> {
     let options = settings.table("kafka_options");
     for (option, value) in &options {
         if OWN_OPTIONS.contains(&option.as_str()) {
             settings.problem("kafka_options", format_args!("{option} is the relay's own; remove it"));
         }
-        // Known to librdkafka, of the right type and within its bounds: it is asked here, so that a typing error is a configuration problem.
-        let mut probe = ClientConfig::new();
-        probe.set(option, value);
-        if let Err(error) = probe.create_native_config() {
-            settings.problem("kafka_options", format_args!("{option} is not accepted: {}", crate::broker::option_problem(&error)));
+        // Asked here, so that a typing error is a configuration problem.
+        if let Some(problem) = option_problem(option, value) {
+            settings.problem("kafka_options", problem);
         }
     }
-    options
+    options.into_iter().map(|(option, value)| (option, Secret::new(value))).collect()
 }
 
 fn default_relay_name() -> String {
@@ -309,6 +307,19 @@ mod tests {
         assert_eq!(config.regions.iter().map(Region::as_str).collect::<Vec<_>>(), ["eu", "us"]);
         assert!(!config.relay_name.is_empty());
         assert!(!format!("{config:?}").contains("hunter2"));
+    }
+
+    #[test]
+    fn the_values_of_kafka_options_are_never_printed() {
+        let mut pairs = GOOD.to_vec();
+        pairs.push(("KAFKA_OPTIONS", "sasl.password=swordfish"));
+        let config = read(&pairs).unwrap();
+        assert_eq!(config.kafka_options["sasl.password"].expose(), "swordfish");
+        let printed = format!("{config:?}");
+        assert!(printed.contains("sasl.password") && !printed.contains("swordfish"), "{printed}");
+        pairs[3].1 = "sasl.password=swordfish,socket.timeout.ms=swordfish";
+        let problems = read(&pairs).unwrap_err().0;
+        assert!(!problems.join(" ").contains("swordfish"), "{problems:?}");
     }
 
     #[test]

@@ -31,7 +31,7 @@ pub fn of(error: &Error) -> Disposition {
         | Error::BrokerPublish(fault)
         | Error::BrokerHeartbeat(fault)
         | Error::BrokerTopics(fault) => broker(fault.trouble()),
-        Error::BrokerTopicsMissing(_) => Disposition::BackOff,
+        Error::BrokerTopicsFailing(_) => Disposition::BackOff,
     }
 }
 

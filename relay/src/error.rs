@@ -51,9 +51,9 @@ pub enum Error {
     /// Topics could not be created or changed.
     #[error("create topics")]
     BrokerTopics(#[source] BrokerFault),
-    /// Topics that the relay publishes to do not exist.
-    #[error("find the topics {0}")]
-    BrokerTopicsMissing(String),
+    /// These topics take no records; the others go on.
+    #[error("publish to the topics {0}")]
+    BrokerTopicsFailing(String),
     /// The HTTP address is not free, or the server failed.
     #[error("serve HTTP: {0}")]
     Http(String),
@@ -115,7 +115,7 @@ impl Error {
             Self::OutboxInvalidate(fault) if fault.trouble() == OutboxTrouble::NoPrivilege => {
                 Some("use a login of a product service, or: grant recant_writer to this one".to_owned())
             }
-            Self::BrokerTopicsMissing(_) => Some("run relay topics".to_owned()),
+            Self::BrokerTopicsFailing(_) => Some("run relay topics, and allow this login to describe and write them".to_owned()),
             other => other.outbox_fault().map_or_else(|| other.broker_fault().and_then(BrokerFault::remedy), OutboxFault::remedy),
         }
     }

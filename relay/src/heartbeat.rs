@@ -1,14 +1,18 @@
 //! Heartbeats: one record to every partition of every published topic, on an interval.
 //!
 //! They show that the whole path is alive, so they stop when it is not: no pulse from Postgres, or an epoch that is not vouched for, means no heartbeat.
+//! They also find out which topics take records: a topic that does not gets none, and the others go on.
 
+use crate::broker::BrokerTrouble;
 use crate::error::Error;
 use crate::outbox::Session;
 use crate::outbox::reading::Pulse;
 use crate::pace::period;
+use crate::patience::RETRY_LONGEST;
 use crate::relay::{HEARTBEAT, KAFKA, Shared};
 use recant_schema::invalidation::{Heartbeat, Source};
 use recant_schema::record::Record;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::time::MissedTickBehavior;
@@ -25,9 +29,15 @@ pub(crate) async fn beat(shared: Arc<Shared>) -> Result<(), Error> {
     // After an outage one heartbeat says everything; the missed ones say nothing.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
+        // A heartbeat is how a failing topic is found to work again: its rows must not wait for a long interval.
+        let soon = async {
+            shared.topic_failed.notified().await;
+            tokio::time::sleep(RETRY_LONGEST).await;
+        };
         tokio::select! {
             () = shared.shutdown.wait() => break,
             _ = ticks.tick() => {}
+            () = soon => {}
         }
         match heart.turn().await {
             Ok(true) => shared.recovered(HEARTBEAT),
@@ -68,10 +78,17 @@ impl Heart {
         };
         let missing = self.refresh_partitions().await?;
         let (shared, partitions) = (&self.shared, &self.partitions);
-        shared.publisher.publish_heartbeats(partitions, || self.encode(&pulse)).await.map_err(Error::BrokerHeartbeat)?;
-        shared.recovered(KAFKA);
+        let beats = shared.publisher.publish_heartbeats(partitions, || self.encode(&pulse)).await.map_err(Error::BrokerHeartbeat)?;
+        let missing = missing.into_iter().map(|topic| (topic, BrokerTrouble::TopicMissing));
+        let failing: BTreeMap<_, _> = missing.chain(beats.failing).collect();
+        shared.topics_work(&beats.acknowledged);
+        shared.topics_fail(&failing);
+        shared.kafka_answers();
         shared.metrics.heartbeats.inc();
-        if missing.is_empty() { Ok(true) } else { Err(Error::BrokerTopicsMissing(missing.join(", "))) }
+        if !failing.is_empty() {
+            self.read_at = None;
+        }
+        Ok(true)
     }
 
     /// Returns the topics that do not exist; while there are any, the next turn looks again.
@@ -97,7 +114,6 @@ impl Heart {
         self.read_at = None;
         match error {
             Error::BrokerMetadata(_) | Error::BrokerHeartbeat(_) => self.shared.report(KAFKA, error),
-            Error::BrokerTopicsMissing(_) => self.shared.report(HEARTBEAT, error),
             // The claims meet the same outage and report it; once is enough.
             other => {
                 self.session = None;

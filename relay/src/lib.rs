@@ -5,15 +5,15 @@
 //! may claim in any order, side by side, without a leader.
 //!
 //! ```text
-//! wake ──► outbox::claim ──► plan ──► broker::producer ──► settle ──► retire, or release
+//! wake ──► outbox::claim ──► plan ──► broker::producer ──► settle ──► retire, in part, or release
 //!  ▲          │ no valid epoch                                           │
 //!  │          └─► broker::tail ─► epoch ─► outbox::epoch                 │
 //!  └──────────────────────────── relay (the loop) ◄──────────────────────┘
 //! ```
 //!
-//! Reading order. The rules, readable and testable without starting anything: [`plan`], [`settle`], [`pace`], [`epoch`]. The edges: [`outbox`] (the only home
+//! Reading order. The rules, readable and testable without starting anything: [`plan`], [`settle`], [`failing`], [`pace`], [`epoch`]. The edges: [`outbox`] (the only home
 //! of SQL), [`broker`] (the only home of Kafka), [`wake`]. The loop: [`relay`], [`heartbeat`](mod@heartbeat). What surrounds it: [`config`], [`error`],
-//! [`disposition`] (what to do after an error), [`metrics`]. By hand: [`cli`], [`check`], [`status`].
+//! [`disposition`] and `patience` (what to do after an error), [`metrics`]. By hand: [`cli`], [`check`], [`status`].
 
 pub mod broker;
 pub mod check;
@@ -22,10 +22,12 @@ pub mod config;
 pub mod disposition;
 pub mod epoch;
 pub mod error;
+pub mod failing;
 pub mod heartbeat;
 pub mod metrics;
 pub mod outbox;
 pub mod pace;
+mod patience;
 pub mod plan;
 pub mod relay;
 pub mod settle;

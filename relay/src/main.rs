@@ -22,7 +22,10 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    match runtime.block_on(execute(cli)) {
+    let done = runtime.block_on(execute(cli));
+    // Not dropped, which waits for blocking calls: a question to a broker that is away would hold up the end of the process.
+    runtime.shutdown_background();
+    match done {
         Ok(Done::Fine) => ExitCode::SUCCESS,
         Ok(Done::FoundTrouble) => ExitCode::FAILURE,
         Err(Error::Configuration(problems)) => {

@@ -23,7 +23,7 @@ pub enum ClaimOutcome {
     Empty,
     /// Committed after all acknowledgements.
     Retired,
-    /// Rolled back: the rows are claimed again.
+    /// Rolled back, and retired in part if Kafka took some of it: the other rows are claimed again.
     Released,
     /// The epoch was not vouched for.
     NotValid,

@@ -5,28 +5,30 @@
 //! what the quick scan passes over, and heartbeats go out beside them.
 
 use crate::broker::producer::Publisher;
-use crate::broker::{BrokerFault, tail};
+use crate::broker::{BrokerTrouble, tail};
 use crate::config::Config;
-use crate::disposition::{self, Disposition};
 use crate::error::Error;
+use crate::failing::Failing;
 use crate::heartbeat;
 use crate::metrics::{ClaimOutcome, Metrics};
+use crate::outbox::Session;
 use crate::outbox::claim::{Claim, Claimed};
 use crate::outbox::epoch::Raised;
-use crate::outbox::{OutboxTrouble, Session};
 use crate::pace::{Pace, period};
+use crate::patience::Patience;
 use crate::plan::{Context, Plan, Reason, Row, plan};
-use crate::settle::{Outcome, Settlement, settle};
+use crate::settle::{Outcome, Settlement, done, settle};
 use crate::wake::{Timer, Wake};
 use prometheus_client::registry::Registry;
 use recant_schema::invalidation::Source;
 use recant_schema::labels::EpochCause;
 use recant_schema::service::health::Health;
 use recant_schema::service::http;
-use recant_schema::service::retry::Retry;
 use recant_schema::service::shutdown::Shutdown;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tracing::{debug, error, info, warn};
 use uuid::Uuid;
@@ -36,14 +38,6 @@ pub(crate) const POSTGRES: &str = "postgres";
 pub(crate) const KAFKA: &str = "kafka";
 pub(crate) const HEARTBEAT: &str = "heartbeat";
 
-/// First and longest delay after a failure. A claim that fails on Kafka has waited for its time-outs already, and a server that returns should find
-/// the relay back within a second.
-const RETRY_FIRST: Duration = Duration::from_millis(50);
-const RETRY_LONGEST: Duration = Duration::from_secs(1);
-
-/// Lost races and sessions in a row before one counts as an outage: a deadlock resolves itself at the first repetition.
-const IMMEDIATE_RETRIES: u32 = 3;
-
 /// What all tasks of one relay share.
 pub(crate) struct Shared {
     pub(crate) config: Arc<Config>,
@@ -51,6 +45,9 @@ pub(crate) struct Shared {
     pub(crate) metrics: Metrics,
     pub(crate) health: Health,
     pub(crate) shutdown: Shutdown,
+    /// A topic fails.
+    pub(crate) topic_failed: Notify,
+    failing: Mutex<Failing>,
     pace: Mutex<Pace>,
     started: Instant,
 }
@@ -70,7 +67,17 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
     let publisher = Publisher::new(&config).map_err(Error::BrokerSetUp)?;
     let pace = Mutex::new(Pace::new(config.claim_limit));
     let config = Arc::new(config);
-    let shared = Arc::new(Shared { config, publisher, metrics, health, shutdown: shutdown.clone(), pace, started: Instant::now() });
+    let shared = Arc::new(Shared {
+        config,
+        publisher,
+        metrics,
+        health,
+        shutdown: shutdown.clone(),
+        topic_failed: Notify::new(),
+        failing: Mutex::default(),
+        pace,
+        started: Instant::now(),
+    });
 
     let mut tasks = JoinSet::new();
     if let Some(listener) = listener {
@@ -85,20 +92,22 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
     tasks.spawn(heartbeat::beat(shared.clone()));
     info!(relay = shared.config.relay_name, source = shared.config.source_name, "relay started");
 
-    let outcome = supervise(&mut tasks, &shared).await;
-    shared.publisher.flush(shared.config.message_timeout.min(shared.config.shutdown_grace)).await;
+    let (outcome, deadline) = supervise(&mut tasks, &shared).await;
+    shared.publisher.flush(deadline.saturating_duration_since(Instant::now())).await;
     info!(relay = shared.config.relay_name, "relay stopped");
     outcome
 }
 
-/// Waits for the request to stop, or for a task that ends by itself, which is a failure. Then gives all of them the grace period.
-async fn supervise(tasks: &mut JoinSet<Result<(), Error>>, shared: &Shared) -> Result<(), Error> {
+/// Waits for the request to stop, or for a task that ends by itself, which is a failure. Then gives all of them the grace period. Returns its end too: what
+/// is left of it is all that may still be waited for.
+async fn supervise(tasks: &mut JoinSet<Result<(), Error>>, shared: &Shared) -> (Result<(), Error>, Instant) {
     let first = tokio::select! {
         () = shared.shutdown.wait() => None,
         ended = tasks.join_next() => ended,
     };
     let mut outcome = flatten(first);
     shared.shutdown.request();
+    let deadline = Instant::now() + shared.config.shutdown_grace;
     let finish = async {
         while let Some(ended) = tasks.join_next().await {
             if outcome.is_ok() {
@@ -106,12 +115,12 @@ async fn supervise(tasks: &mut JoinSet<Result<(), Error>>, shared: &Shared) -> R
             }
         }
     };
-    if tokio::time::timeout(shared.config.shutdown_grace, finish).await.is_err() {
+    if tokio::time::timeout_at(deadline.into(), finish).await.is_err() {
         warn!("the grace period is over; claims in flight are rolled back and will be repeated");
         // Dropping a claim's session ends its transaction.
         tasks.shutdown().await;
     }
-    outcome
+    (outcome, deadline)
 }
 
 fn flatten(ended: Option<Result<Result<(), Error>, tokio::task::JoinError>>) -> Result<(), Error> {
@@ -160,66 +169,8 @@ async fn close(session: Option<Session>) {
     }
 }
 
-/// What one task remembers of its failures.
-struct Patience {
-    retry: Retry,
-    immediate: u32,
-}
-
-impl Default for Patience {
-    fn default() -> Self {
-        Self { retry: Retry::new(RETRY_FIRST, RETRY_LONGEST), immediate: 0 }
-    }
-}
-
-impl Patience {
-    /// Acts on how a turn went: goes on, waits, or gives up.
-    async fn settle(&mut self, shared: &Shared, turn: Result<(), Error>, session: &mut Option<Session>) -> Result<(), Error> {
-        let Err(error) = turn else {
-            self.retry.reset();
-            self.immediate = 0;
-            return Ok(());
-        };
-        // Whatever went wrong, rows may be free again below the start of the scan; and after a failure in Postgres the session is not to be trusted.
-        shared.pace().reset();
-        let mut disposition = disposition::of(&error);
-        if component(&error) == POSTGRES {
-            shared.metrics.claim(ClaimOutcome::Failed);
-            // A session that was open and is lost is replaced at once: opening the next one tells whether this is an outage, or was one
-            // that is over already (the look-behind may notice seconds later).
-            if session.take().is_some() && error.outbox_fault().is_some_and(|fault| fault.trouble() == OutboxTrouble::Unreachable) {
-                disposition = Disposition::RetryNow;
-            }
-        }
-        match disposition {
-            Disposition::Fatal => return Err(error),
-            Disposition::RetryNow if self.immediate < IMMEDIATE_RETRIES => {
-                self.immediate += 1;
-                debug!(error = error.line(), "trying again at once");
-                return Ok(());
-            }
-            Disposition::RetryNow | Disposition::BackOff => shared.report(component(&error), &error),
-        }
-        shared.health.turn();
-        tokio::select! {
-            () = shared.shutdown.wait() => {}
-            () = tokio::time::sleep(self.retry.next_delay()) => {}
-        }
-        Ok(())
-    }
-}
-
-/// Which component of `/readyz` an error belongs to.
-fn component(error: &Error) -> &'static str {
-    match (error.outbox_fault(), error.broker_fault()) {
-        (Some(_), _) => POSTGRES,
-        (None, Some(_)) => KAFKA,
-        (None, None) => HEARTBEAT,
-    }
-}
-
 impl Shared {
-    fn pace(&self) -> MutexGuard<'_, Pace> {
+    pub(crate) fn pace(&self) -> MutexGuard<'_, Pace> {
         self.pace.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -236,6 +187,53 @@ impl Shared {
     pub(crate) fn recovered(&self, component: &'static str) {
         if self.health.recovered(component) {
             info!(component, "working");
+        }
+    }
+
+    fn failing(&self) -> MutexGuard<'_, Failing> {
+        self.failing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What claims leave alone.
+    fn waiting(&self) -> Vec<String> {
+        self.failing().pins(&self.config.topics, &self.config.regions)
+    }
+
+    /// These topics take no records. One line when there are new ones among them.
+    pub(crate) fn topics_fail(&self, topics: &BTreeMap<String, BrokerTrouble>) {
+        let (news, names) = {
+            let mut failing = self.failing();
+            let news = topics.iter().filter(|(topic, trouble)| failing.failed(topic, **trouble)).count();
+            (news, failing.names())
+        };
+        if !topics.is_empty() {
+            self.topic_failed.notify_one();
+        }
+        if news > 0 {
+            warn!(component = KAFKA, error = Error::BrokerTopicsFailing(names).line(), "rows for some topics wait; the others go on");
+        }
+    }
+
+    /// These topics take records.
+    pub(crate) fn topics_work(&self, topics: &BTreeSet<String>) {
+        for topic in topics {
+            let news = self.failing().works(topic);
+            if news {
+                // Its rows lie below the start of the scan by now.
+                self.pace().reset();
+                info!(topic, "the topic takes records again");
+            }
+        }
+    }
+
+    /// Kafka answers: it works, except for topics that fail.
+    pub(crate) fn kafka_answers(&self) {
+        let names = self.failing().names();
+        if names.is_empty() {
+            self.recovered(KAFKA);
+        } else {
+            // Told when it was news.
+            self.health.failed(KAFKA, Error::BrokerTopicsFailing(names).line());
         }
     }
 
@@ -274,7 +272,7 @@ impl Shared {
             self.pace().claimed(scan, 0, last_value, self.now_ms());
             return Ok(());
         }
-        let (claim, claimed) = session.claim(scan).await.map_err(Error::OutboxClaim)?;
+        let (claim, claimed) = session.claim(scan, &self.waiting()).await.map_err(Error::OutboxClaim)?;
         let rows = claimed.rows.len();
         wake.claimed(rows, rows >= scan.limit as usize);
         let Some(epoch) = claimed.epoch else {
@@ -297,7 +295,7 @@ impl Shared {
     async fn turn_behind(&self, slot: &mut Option<Session>) -> Result<bool, Error> {
         let Some(scan) = self.pace().behind() else { return Ok(false) };
         let session = self.session(slot, "look-behind").await?;
-        let (claim, claimed) = session.claim(scan).await.map_err(Error::OutboxClaim)?;
+        let (claim, claimed) = session.claim(scan, &self.waiting()).await.map_err(Error::OutboxClaim)?;
         let full = claimed.rows.len() >= scan.limit as usize;
         match claimed.epoch {
             Some(epoch) if !claimed.rows.is_empty() => self.deliver(claim, claimed, epoch).await?,
@@ -307,7 +305,7 @@ impl Shared {
         Ok(full)
     }
 
-    /// Publishes a claim and retires or releases its rows.
+    /// Publishes a claim, retires its rows, and gives back those whose records did not get through.
     async fn deliver(&self, mut claim: Claim<'_>, claimed: Claimed, (epoch, cause): (u64, Option<EpochCause>)) -> Result<(), Error> {
         let _in_flight = InFlight::new(&self.metrics);
         let began = Instant::now();
@@ -320,25 +318,38 @@ impl Shared {
         for trouble in &published.failures {
             self.metrics.publish_failure(*trouble);
         }
-        match settle(&plan.records, &plan.set_aside, published.outcomes.iter().copied()) {
+        self.topics_fail(&published.failing);
+        let with_reason =
+            |set_aside: &[(usize, Reason)]| set_aside.iter().map(|(at, reason)| (&claimed.rows[*at], *reason)).collect::<Vec<_>>();
+        match settle(&plan.records, &plan.set_aside, &published.outcomes) {
             Settlement::Retire { set_aside } => {
-                let rows: Vec<_> = set_aside.iter().map(|(index, reason)| (&claimed.rows[*index], *reason)).collect();
-                claim.set_aside(&rows).await.map_err(Error::OutboxRetire)?;
+                let set_aside = with_reason(&set_aside);
+                claim.set_aside(&set_aside).await.map_err(Error::OutboxRetire)?;
                 claim.retire().await.map_err(Error::OutboxRetire)?;
                 self.metrics.claimed_to_acked.observe(began.elapsed().as_secs_f64());
                 self.metrics.claim(ClaimOutcome::Retired);
-                self.count_retired(&claimed, &plan, &published.outcomes, &rows);
-                if !plan.records.is_empty() {
-                    self.recovered(KAFKA);
-                }
-                Ok(())
+                self.count_retired(&claimed, &plan, &published.outcomes, &set_aside);
+            }
+            Settlement::Part { retired, set_aside } => {
+                let set_aside = with_reason(&set_aside);
+                let retired: Vec<_> = retired.iter().map(|at| &claimed.rows[*at]).collect();
+                claim.retire_part(&retired, &set_aside).await.map_err(Error::OutboxRetire)?;
+                self.metrics.claim(ClaimOutcome::Released);
+                self.count_retired(&claimed, &plan, &published.outcomes, &set_aside);
             }
             Settlement::Release => {
                 self.metrics.claim(ClaimOutcome::Released);
                 claim.release().await.map_err(Error::OutboxRetire)?;
-                Err(Error::BrokerPublish(published.fault.unwrap_or_else(BrokerFault::timed_out)))
             }
         }
+        // What was given back is claimed again at once where its topics are not known to fail; a broker that is away gets time.
+        if let Some(fault) = published.fault {
+            return Err(Error::BrokerPublish(fault));
+        }
+        if !plan.records.is_empty() {
+            self.kafka_answers();
+        }
+        Ok(())
     }
 
     /// The claim found no epoch that is vouched for. The topics are read first: while Kafka is away, nothing could be published anyway.
@@ -359,14 +370,15 @@ impl Shared {
         Ok(())
     }
 
-    /// Counts what was published, once it is certain: a claim that is released and taken again must not be measured twice.
+    /// Counts what was published, once it is certain: what is given back and taken again must not be measured twice.
     fn count_retired(&self, claimed: &Claimed, plan: &Plan, outcomes: &[(usize, Outcome)], set_aside: &[(&Row, Reason)]) {
-        self.metrics.coalesced_rows.inc_by(plan.coalesced);
-        for record in &plan.records {
+        let done = done(&plan.records, outcomes);
+        for (record, _) in plan.records.iter().zip(&done).filter(|(_, done)| **done) {
+            self.metrics.coalesced_rows.inc_by(record.rows.len() as u64 - 1);
             self.metrics.observe_commit_to_claimed(claimed.clock_us.saturating_sub(record.invalidation.committed_at_us));
         }
         for (index, outcome) in outcomes {
-            if *outcome == Outcome::Acknowledged {
+            if *outcome == Outcome::Acknowledged && done[*index] {
                 let invalidation = &plan.records[*index].invalidation;
                 self.metrics.published(invalidation.regions.is_some(), invalidation.lane, 1);
             }

@@ -6,5 +6,7 @@ mod claiming;
 mod database;
 #[path = "migrations/migrating.rs"]
 mod migrating;
+#[path = "migrations/waiting.rs"]
+mod waiting;
 #[path = "migrations/writing.rs"]
 mod writing;

@@ -10,6 +10,7 @@ pub mod topics;
 use crate::config::Config;
 use rdkafka::ClientConfig;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::types::RDKafkaConfRes;
 use std::time::Duration;
 
 /// Most time for one question to the cluster (metadata, offsets, topic administration).
@@ -59,6 +60,13 @@ impl BrokerFault {
         self.trouble
     }
 
+    /// Whether it says something about one topic only, and the others may work: it is missing, or closed to this login.
+    pub fn concerns_one_topic(&self) -> bool {
+        use RDKafkaErrorCode as Code;
+        let code = self.source.rdkafka_error_code();
+        matches!(code, Some(Code::UnknownTopic | Code::UnknownTopicOrPartition | Code::UnknownPartition | Code::TopicAuthorizationFailed))
+    }
+
     /// What a person can do about it.
     pub fn remedy(&self) -> Option<String> {
         let text = match self.trouble {
@@ -76,19 +84,20 @@ impl BrokerFault {
 
 fn describe(error: &KafkaError) -> String {
     match (error.rdkafka_error_code(), error) {
-        (_, KafkaError::ClientConfig(..) | KafkaError::ClientCreation(_)) => option_problem(error),
+        // Options that librdkafka refuses one by one are configuration problems; this is what only shows when they come together.
+        (_, KafkaError::ClientConfig(_, description, ..) | KafkaError::ClientCreation(description)) => description.clone(),
         (Some(code), _) => code.to_string(),
         (None, other) => other.to_string(),
     }
 }
 
-/// What librdkafka says about an option, without the wrapping.
-pub(crate) fn option_problem(error: &KafkaError) -> String {
-    match error {
-        KafkaError::ClientConfig(_, description, _, _) => description.clone(),
-        KafkaError::ClientCreation(description) => description.clone(),
-        other => other.to_string(),
-    }
+/// What is wrong with a librdkafka option; never its value, which may be a password.
+pub(crate) fn option_problem(name: &str, value: &str) -> Option<String> {
+    let refused = ClientConfig::new().set(name, value).create_native_config().err()?;
+    Some(match refused {
+        KafkaError::ClientConfig(RDKafkaConfRes::RD_KAFKA_CONF_UNKNOWN, ..) => format!("{name} is no librdkafka option"),
+        _ => format!("{name} has a value that librdkafka does not take"),
+    })
 }
 
 fn classify(error: &KafkaError) -> BrokerTrouble {
@@ -122,7 +131,7 @@ fn classify(error: &KafkaError) -> BrokerTrouble {
 fn client_config(config: &Config) -> ClientConfig {
     let mut client = ClientConfig::new();
     for (option, value) in &config.kafka_options {
-        client.set(option, value);
+        client.set(option, value.expose());
     }
     client
         .set("bootstrap.servers", &config.brokers)
@@ -162,6 +171,21 @@ mod tests {
             (RDKafkaErrorCode::InvalidMessage, BrokerTrouble::Other),
         ] {
             assert_eq!(BrokerFault::new(KafkaError::MessageProduction(code)).trouble(), trouble);
+        }
+    }
+
+    #[test]
+    fn what_concerns_one_topic_is_told_apart_from_what_concerns_the_cluster() {
+        for (code, one) in [
+            (RDKafkaErrorCode::UnknownTopic, true),
+            (RDKafkaErrorCode::UnknownTopicOrPartition, true),
+            (RDKafkaErrorCode::TopicAuthorizationFailed, true),
+            (RDKafkaErrorCode::ClusterAuthorizationFailed, false),
+            (RDKafkaErrorCode::SaslAuthenticationFailed, false),
+            (RDKafkaErrorCode::MessageTimedOut, false),
+            (RDKafkaErrorCode::AllBrokersDown, false),
+        ] {
+            assert_eq!(BrokerFault::new(KafkaError::MessageProduction(code)).concerns_one_topic(), one, "{code}");
         }
     }
 }

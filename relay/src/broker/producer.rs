@@ -10,7 +10,7 @@ use rdkafka::producer::future_producer::DeliveryFuture;
 use rdkafka::producer::{FutureProducer, FutureRecord, Producer as _};
 use recant_schema::record::{FORMAT, FORMAT_HEADER, Record};
 use recant_schema::topics::Topics;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -36,10 +36,21 @@ struct Shared {
 pub struct Published {
     /// For each answer the record's index, and what was said; in no particular order.
     pub outcomes: Vec<(usize, Outcome)>,
-    /// The first failure that is not final, for the log.
+    /// The first failure that is not final and not that of one topic, for the log.
     pub fault: Option<BrokerFault>,
+    /// Topics that took no record, and why.
+    pub failing: BTreeMap<String, BrokerTrouble>,
     /// Failures by trouble, final ones included.
     pub failures: Vec<BrokerTrouble>,
+}
+
+/// What a round of heartbeats came to.
+#[derive(Debug, Default)]
+pub struct Beats {
+    /// Topics of which every partition has its heartbeat.
+    pub acknowledged: BTreeSet<String>,
+    /// Topics that took none, and why.
+    pub failing: BTreeMap<String, BrokerTrouble>,
 }
 
 impl Publisher {
@@ -56,12 +67,13 @@ impl Publisher {
     pub async fn publish(&self, topics: &Topics, records: &[Planned]) -> Published {
         let producer = self.producer();
         let limit = self.shared.config.message_timeout + SETTLING_ROOM;
-        let mut round = Round::default();
-        // What has not been answered by then counts as unknown: settling releases the claim.
-        let in_time = tokio::time::timeout(limit, round.run(&producer, topics, records)).await.is_ok();
+        let mut round = Round { topics, records, published: Published::default(), pending: VecDeque::new() };
+        // What has not been answered by then counts as unknown: settling gives its rows back.
+        let in_time = tokio::time::timeout(limit, round.run(&producer)).await.is_ok();
         let mut published = round.published;
         if !in_time && published.fault.is_none() {
-            published.note(KafkaError::MessageProduction(RDKafkaErrorCode::MessageTimedOut));
+            published.fault = Some(BrokerFault::timed_out());
+            published.failures.push(BrokerTrouble::TimedOut);
         }
         self.replace_if_broken(&producer);
         published
@@ -70,20 +82,30 @@ impl Publisher {
     /// Publishes one record to each of these partitions and waits for the acknowledgements.
     ///
     /// # Errors
-    /// The first failure.
-    pub async fn publish_heartbeats(&self, partitions: &[(String, i32)], mut encode: impl FnMut() -> Vec<u8>) -> Result<(), BrokerFault> {
+    /// The first failure that is not that of one topic.
+    pub async fn publish_heartbeats(
+        &self,
+        partitions: &[(String, i32)],
+        mut encode: impl FnMut() -> Vec<u8>,
+    ) -> Result<Beats, BrokerFault> {
         let producer = self.producer();
         let mut pending = Vec::with_capacity(partitions.len());
+        let mut beats = Beats { acknowledged: partitions.iter().map(|(topic, _)| topic.clone()).collect(), ..Beats::default() };
         for (topic, partition) in partitions {
             let value = encode();
             let record: FutureRecord<'_, (), [u8]> =
                 FutureRecord::to(topic).partition(*partition).payload(value.as_slice()).headers(headers());
-            pending.push(producer.send_result(record).map_err(|(error, _)| BrokerFault::new(error))?);
+            match producer.send_result(record) {
+                Ok(delivery) => pending.push((topic, delivery)),
+                Err((error, _)) => beats.failed(topic, error)?,
+            }
         }
-        for delivery in pending {
-            answer(delivery).await.map_err(BrokerFault::new)?;
+        for (topic, delivery) in pending {
+            if let Err(error) = answer(delivery).await {
+                beats.failed(topic, error)?;
+            }
         }
-        Ok(())
+        Ok(beats)
     }
 
     /// Waits until nothing is left in the client, at most so long.
@@ -137,83 +159,98 @@ fn build(config: &Config) -> Result<FutureProducer, BrokerFault> {
 }
 
 /// One claim being published.
-#[derive(Default)]
-struct Round {
+struct Round<'a> {
+    topics: &'a Topics,
+    records: &'a [Planned],
     published: Published,
-    pending: VecDeque<(usize, DeliveryFuture)>,
+    /// In the order of sending: index of the record, which of its pins, and the answer to come.
+    pending: VecDeque<(usize, usize, DeliveryFuture)>,
 }
 
-impl Round {
-    async fn run(&mut self, producer: &FutureProducer, topics: &Topics, records: &[Planned]) {
-        for (index, planned) in records.iter().enumerate() {
-            let invalidation = &planned.invalidation;
-            let value = Record::Invalidation(invalidation.clone()).encode();
-            for pin in &planned.pins {
-                let topic = topics.invalidations(pin.as_ref(), invalidation.lane);
-                if !self.send(producer, &topic, index, invalidation.key.as_str(), &value).await {
+impl Round<'_> {
+    async fn run(&mut self, producer: &FutureProducer) {
+        for (index, planned) in self.records.iter().enumerate() {
+            let value = Record::Invalidation(planned.invalidation.clone()).encode();
+            for pin in 0..planned.pins.len() {
+                if !self.send(producer, index, pin, &value).await {
                     return;
                 }
             }
         }
-        while let Some((index, delivery)) = self.pending.pop_front() {
-            let result = answer(delivery).await;
-            self.published.answered(index, result);
-        }
+        while self.next_answer().await {}
     }
 
     /// Queues one record. A full queue waits for the oldest acknowledgement, which is the next thing that can make room. Returns whether there is
     /// any sense in going on.
-    async fn send(&mut self, producer: &FutureProducer, topic: &str, index: usize, key: &str, value: &[u8]) -> bool {
+    async fn send(&mut self, producer: &FutureProducer, index: usize, pin: usize, value: &[u8]) -> bool {
+        let topic = self.topic(index, pin);
+        let key = self.records[index].invalidation.key.as_str();
         loop {
-            let record = FutureRecord::to(topic).key(key.as_bytes()).payload(value).headers(headers());
-            match producer.send_result(record) {
+            let record = FutureRecord::to(&topic).key(key.as_bytes()).payload(value).headers(headers());
+            let error = match producer.send_result(record) {
                 Ok(delivery) => {
-                    self.pending.push_back((index, delivery));
+                    self.pending.push_back((index, pin, delivery));
                     return true;
                 }
-                Err((KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull), _)) => match self.pending.pop_front() {
-                    Some((oldest, delivery)) => {
-                        let result = answer(delivery).await;
-                        self.published.answered(oldest, result);
+                Err((error, _)) => error,
+            };
+            if error.rdkafka_error_code() == Some(RDKafkaErrorCode::QueueFull) && self.next_answer().await {
+                continue;
+            }
+            // Refused before it was queued: final for this record or its topic, or of no use to go on with. So is a queue that others fill: the rows
+            // are given back, and the back-off is the wait.
+            self.answered(index, pin, Err(error));
+            return self.published.fault.is_none();
+        }
+    }
+
+    /// Waits for the oldest acknowledgement. False when there is none to wait for.
+    async fn next_answer(&mut self) -> bool {
+        let Some((index, pin, delivery)) = self.pending.pop_front() else { return false };
+        let result = answer(delivery).await;
+        self.answered(index, pin, result);
+        true
+    }
+
+    fn topic(&self, index: usize, pin: usize) -> String {
+        let planned = &self.records[index];
+        self.topics.invalidations(planned.pins[pin].as_ref(), planned.invalidation.lane)
+    }
+
+    fn answered(&mut self, index: usize, pin: usize, result: Result<(), KafkaError>) {
+        let outcome = match result.map_err(BrokerFault::new) {
+            Ok(()) => Outcome::Acknowledged,
+            Err(fault) => {
+                let trouble = fault.trouble();
+                self.published.failures.push(trouble);
+                match trouble {
+                    BrokerTrouble::TooLarge => Outcome::Refused(Reason::TooLarge),
+                    BrokerTrouble::Refused => Outcome::Refused(Reason::Refused),
+                    _ if fault.concerns_one_topic() => {
+                        let topic = self.topic(index, pin);
+                        self.published.failing.insert(topic, trouble);
+                        Outcome::Failed
                     }
-                    // Others fill the queue: the whole claim is released, and its back-off is the wait.
-                    None => {
-                        self.published.note(KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull));
-                        return false;
+                    _ => {
+                        self.published.fault.get_or_insert(fault);
+                        Outcome::Failed
                     }
-                },
-                // Refused before it was queued: final for this record, or of no use to go on with.
-                Err((error, _)) => {
-                    self.published.answered(index, Err(error));
-                    return self.published.fault.is_none();
                 }
             }
-        }
+        };
+        self.published.outcomes.push((index, outcome));
     }
 }
 
-impl Published {
-    fn answered(&mut self, index: usize, result: Result<(), KafkaError>) {
-        let outcome = match result {
-            Ok(()) => Outcome::Acknowledged,
-            Err(error) => match self.note(error) {
-                BrokerTrouble::TooLarge => Outcome::Refused(Reason::TooLarge),
-                BrokerTrouble::Refused => Outcome::Refused(Reason::Refused),
-                _ => Outcome::Failed,
-            },
-        };
-        self.outcomes.push((index, outcome));
-    }
-
-    /// Keeps the first failure that a retry may cure.
-    fn note(&mut self, error: KafkaError) -> BrokerTrouble {
+impl Beats {
+    fn failed(&mut self, topic: &str, error: KafkaError) -> Result<(), BrokerFault> {
         let fault = BrokerFault::new(error);
-        let trouble = fault.trouble();
-        self.failures.push(trouble);
-        if !matches!(trouble, BrokerTrouble::TooLarge | BrokerTrouble::Refused) && self.fault.is_none() {
-            self.fault = Some(fault);
+        if !fault.concerns_one_topic() {
+            return Err(fault);
         }
-        trouble
+        self.acknowledged.remove(topic);
+        self.failing.insert(topic.to_owned(), fault.trouble());
+        Ok(())
     }
 }
 

@@ -2,11 +2,12 @@
 
 use super::{BrokerFault, REQUEST_TIMEOUT, client_config};
 use crate::config::Config;
-use crate::epoch::Published;
+use crate::epoch::{Published, Sighting};
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::Message;
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
+use recant_schema::labels::Lane;
 use recant_schema::record::Record;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -45,7 +46,7 @@ pub fn read(config: &Config) -> Result<Published, BrokerFault> {
     let mut published = Published::default();
     if !ends.is_empty() {
         consumer.assign(&list).map_err(BrokerFault::new)?;
-        read_to(&consumer, ends, &config.source_name, &mut published)?;
+        read_to(&consumer, ends, config, &mut published)?;
     }
     Ok(published)
 }
@@ -70,7 +71,8 @@ fn ends(consumer: &BaseConsumer, topics: &[String]) -> Result<Ends, BrokerFault>
 }
 
 /// Reads each partition up to the end it had.
-fn read_to(consumer: &BaseConsumer, mut open: Ends, source: &str, published: &mut Published) -> Result<(), BrokerFault> {
+fn read_to(consumer: &BaseConsumer, mut open: Ends, config: &Config, published: &mut Published) -> Result<(), BrokerFault> {
+    let shared: Vec<_> = Lane::ALL.iter().map(|lane| config.topics.invalidations(None, *lane)).collect();
     let started = Instant::now();
     while !open.is_empty() {
         let left = READ_TIMEOUT.saturating_sub(started.elapsed());
@@ -80,7 +82,8 @@ fn read_to(consumer: &BaseConsumer, mut open: Ends, source: &str, published: &mu
         match consumer.poll(left) {
             None => {}
             Some(Ok(record)) => {
-                note(record.payload(), source, published);
+                let shared = shared.iter().any(|topic| topic == record.topic());
+                note(record.payload(), &config.source_name, shared, published);
                 let at = (record.topic().to_owned(), record.partition());
                 if open.get(&at).is_some_and(|(_, high)| record.offset() + 1 >= *high) {
                     open.remove(&at);
@@ -102,12 +105,14 @@ fn read_to(consumer: &BaseConsumer, mut open: Ends, source: &str, published: &mu
 }
 
 /// What cannot be read as a record of ours says nothing about an epoch.
-fn note(value: Option<&[u8]>, source: &str, published: &mut Published) {
+fn note(value: Option<&[u8]>, source: &str, shared: bool, published: &mut Published) {
     match value.map(Record::decode) {
         Some(Ok(Record::Invalidation(invalidation))) if invalidation.source.database == source => {
-            published.see(invalidation.version, false)
+            published.see(Sighting { version: invalidation.version, heartbeat: false, shared })
         }
-        Some(Ok(Record::Heartbeat(heartbeat))) if heartbeat.source.database == source => published.see(heartbeat.version, true),
+        Some(Ok(Record::Heartbeat(heartbeat))) if heartbeat.source.database == source => {
+            published.see(Sighting { version: heartbeat.version, heartbeat: true, shared })
+        }
         Some(Ok(_) | Err(_)) | None => {}
     }
 }

@@ -124,8 +124,10 @@ impl Publisher {
             let (mut found, mut missing) = (Vec::new(), Vec::new());
             for topic in topics {
                 match metadata.topics().iter().find(|t| t.name() == topic) {
-                    Some(there) => found.extend(there.partitions().iter().map(|partition| (topic.clone(), partition.id()))),
-                    None => missing.push(topic),
+                    Some(there) if !there.partitions().is_empty() => {
+                        found.extend(there.partitions().iter().map(|partition| (topic.clone(), partition.id())))
+                    }
+                    Some(_) | None => missing.push(topic),
                 }
             }
             Ok((found, missing))

@@ -2,8 +2,12 @@
 //!
 //! A claim is a transaction: it deletes the rows, stays open while they are published, and commits only when the broker has acknowledged every
 //! record. Rolled back, by choice or because the relay died, the rows are there again for anybody. Nothing can be skipped, and there is no leader.
+//!
+//! When some records are acknowledged and others wait for a topic, the whole claim is rolled back, and the acknowledged rows are deleted in a second
+//! transaction. A crash in between repeats records and loses none, and the waiting rows keep the transaction that wrote them and with it their commit time;
+//! to put them back with an insert would make them look newer than they are.
 
-use super::{Micros, OutboxFault, Session, unsigned};
+use super::{Micros, OutboxFault, Session, answer, unsigned};
 use crate::pace::Scan;
 use crate::plan::{Reason, Row};
 use recant_schema::labels::{CommitBasis, EpochCause};
@@ -29,13 +33,15 @@ pub struct Claim<'a> {
     transaction: Transaction<'a, Postgres>,
 }
 
-// The claiming statement. $1 and $2 bound the ids, $3 the number of rows.
+// The claiming statement. $1 and $2 bound the ids, $3 the number of rows, $4 names the pins and lanes that wait for a topic (crate::failing).
 //
 // valid     the epoch, if this run of this database is vouched for. Judged in the same statement as the claim: a check beforehand could pass on one
 //           server and the claim run on its successor.
 // claimed   any(array(…)) and not in (…): 1.4 to 2.4 times faster, and it keeps the limit under any plan. "skip locked" passes over what other
 //           relays hold. The version is taken in returning, when the row's own delete has written WAL already: a later claim of a
 //           later commit therefore always stamps higher.
+// $4        a row waits if any of its topics fails. A lane that is not known counts as realtime, as in the plan. Empty as a rule, and then nothing
+//           more is looked at.
 // left()    rows that got around recant.invalidate may be of any size; what is cut is longer than any limit and gets set aside as such.
 // to_json   a Postgres array can have nulls and dimensions; as JSON it is one text, read and judged by the planner.
 //
@@ -56,6 +62,10 @@ macro_rules! claiming {
                 where id = any(array(
                     select id from recant.outbox
                     where exists (select from valid) and id > $1 and id <= $2
+                      and (cardinality($4::text[]) = 0 or not exists (
+                          select from unnest(coalesce(regions, array[null::text])) as pin (region)
+                          where coalesce(pin.region, '') || case when lane = 'bulk' then '/bulk' else '/realtime' end = any($4::text[])
+                      ))
                     order by id
                     limit $3
                     for update skip locked
@@ -86,21 +96,30 @@ const CLAIM_WITH_COMMIT_TIMES: &str =
 /// Where it does not: the clock at the insert, which lies before the commit.
 const CLAIM: &str = claiming!("created_at", "false");
 
+// Only what is still there and free: rows that somebody else has claimed meanwhile are theirs to publish again. What was set aside is noted
+// by whoever deletes it, once. $1 all rows to retire; $2, $3, $4 those set aside.
+const RETIRE_PART: &str = "
+    with gone as (
+        delete from recant.outbox
+        where id = any(array(select id from recant.outbox where id = any($1::bigint[]) for update skip locked))
+        returning id
+    )
+    insert into recant.set_aside (row, reason)
+    select aside.row::jsonb, aside.reason
+    from unnest($2::bigint[], $3::text[], $4::text[]) as aside (id, row, reason)
+    join gone on gone.id = aside.id";
+
 impl Session {
-    /// Claims up to `scan.limit` rows, locking them until the claim is retired, released or dropped.
+    /// Claims up to `scan.limit` rows, locking them until the claim is retired, released or dropped. `waiting`: from
+    /// [`Failing::pins`](crate::failing::Failing::pins); rows of these are left alone.
     ///
     /// # Errors
     /// From Postgres; nothing is claimed then.
-    pub async fn claim(&mut self, scan: Scan) -> Result<(Claim<'_>, Claimed), OutboxFault> {
+    pub async fn claim(&mut self, scan: Scan, waiting: &[String]) -> Result<(Claim<'_>, Claimed), OutboxFault> {
         let statement = if self.commit_times { CLAIM_WITH_COMMIT_TIMES } else { CLAIM };
-        let mut transaction = self.connection.begin().await.map_err(OutboxFault::new)?;
-        let rows = sqlx::query(statement)
-            .bind(scan.above)
-            .bind(scan.up_to)
-            .bind(i64::from(scan.limit))
-            .fetch_all(&mut *transaction)
-            .await
-            .map_err(OutboxFault::new)?;
+        let mut transaction = answer(self.connection.begin()).await?;
+        let query = sqlx::query(statement).bind(scan.above).bind(scan.up_to).bind(i64::from(scan.limit)).bind(waiting);
+        let rows = answer(query.fetch_all(&mut *transaction)).await?;
         let claimed = read(&rows).map_err(OutboxFault::new)?;
         Ok((Claim { transaction }, claimed))
     }
@@ -111,9 +130,9 @@ impl Session {
     /// From Postgres.
     pub async fn explain_claim(&mut self) -> Result<String, OutboxFault> {
         let statement = if self.commit_times { CLAIM_WITH_COMMIT_TIMES } else { CLAIM };
-        let prepare = format!("prepare recant_claim (bigint, bigint, bigint) as {statement}");
+        let prepare = format!("prepare recant_claim (bigint, bigint, bigint, text[]) as {statement}");
         self.connection.execute(sqlx::AssertSqlSafe(prepare)).await.map_err(OutboxFault::new)?;
-        let explain = "explain execute recant_claim (0, 9223372036854775807, 128)";
+        let explain = "explain execute recant_claim (0, 9223372036854775807, 128, '{us/realtime}')";
         let lines = self.connection.fetch_all(explain).await.map_err(OutboxFault::new)?;
         self.connection.execute("deallocate recant_claim").await.map_err(OutboxFault::new)?;
         let lines: Result<Vec<String>, _> = lines.iter().map(|line| line.try_get(0)).collect();
@@ -164,8 +183,7 @@ impl Claim<'_> {
         let texts: Vec<String> = rows.iter().map(|(row, _)| as_json(row)).collect();
         let reasons: Vec<&str> = rows.iter().map(|(_, reason)| reason.as_str()).collect();
         let insert = "insert into recant.set_aside (row, reason) select t.row::jsonb, t.reason from unnest($1::text[], $2::text[]) as t (row, reason)";
-        sqlx::query(insert).bind(texts).bind(reasons).execute(&mut *self.transaction).await.map_err(OutboxFault::new)?;
-        Ok(())
+        answer(sqlx::query(insert).bind(texts).bind(reasons).execute(&mut *self.transaction)).await.map(drop)
     }
 
     /// The broker has everything: the rows are gone.
@@ -173,7 +191,22 @@ impl Claim<'_> {
     /// # Errors
     /// From Postgres; the rows may come back and be published again, which is harmless.
     pub async fn retire(self) -> Result<(), OutboxFault> {
-        self.transaction.commit().await.map_err(OutboxFault::new)
+        answer(self.transaction.commit()).await
+    }
+
+    /// The broker has some of it: these rows are gone, those of `aside` among them with a note, and the others are given back.
+    ///
+    /// # Errors
+    /// From Postgres; all rows may come back and be published again, which is harmless.
+    pub async fn retire_part(mut self, retired: &[&Row], aside: &[(&Row, Reason)]) -> Result<(), OutboxFault> {
+        answer(self.transaction.execute("rollback and chain")).await?;
+        let ids: Vec<i64> = retired.iter().map(|row| row.id).collect();
+        let aside_ids: Vec<i64> = aside.iter().map(|(row, _)| row.id).collect();
+        let texts: Vec<String> = aside.iter().map(|(row, _)| as_json(row)).collect();
+        let reasons: Vec<&str> = aside.iter().map(|(_, reason)| reason.as_str()).collect();
+        let query = sqlx::query(RETIRE_PART).bind(ids).bind(aside_ids).bind(texts).bind(reasons);
+        answer(query.execute(&mut *self.transaction)).await?;
+        answer(self.transaction.commit()).await
     }
 
     /// Gives the rows back at once.
@@ -181,7 +214,7 @@ impl Claim<'_> {
     /// # Errors
     /// From Postgres; the rows are free all the same once the session ends.
     pub async fn release(self) -> Result<(), OutboxFault> {
-        self.transaction.rollback().await.map_err(OutboxFault::new)
+        answer(self.transaction.rollback()).await
     }
 }
 

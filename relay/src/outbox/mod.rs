@@ -17,6 +17,10 @@ use std::time::Duration;
 /// Most time to open a session, name resolution and TLS included. A server that takes longer is as good as away; the next attempt follows soon.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Most time to wait for the answer to one statement: the server's own limit for it (`statement_timeout`, 8 s), and 2 s for the way there and back.
+/// Without it a network that swallows packets would hold the relay for as long as the kernel tries again, a quarter of an hour.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(8 + 2);
+
 /// Settings of every relay session, sent when it opens.
 ///
 /// A relay that is frozen, or cut off, must not keep the rows it has claimed for longer than 30 s. The worst case adds up to 28 s:
@@ -214,7 +218,15 @@ impl Session {
 
     /// Says good-bye; the server frees everything anyway when the connection ends.
     pub async fn close(self) {
-        let _ = self.connection.close().await;
+        let _ = answer(self.connection.close()).await;
+    }
+}
+
+/// Waits for the server's answer, at most [`ANSWER_TIMEOUT`]. Past that the session is as good as broken: whoever gets the fault has to drop it.
+async fn answer<T>(wait: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, OutboxFault> {
+    match tokio::time::timeout(ANSWER_TIMEOUT, wait).await {
+        Ok(result) => result.map_err(OutboxFault::new),
+        Err(_) => Err(OutboxFault::timed_out()),
     }
 }
 
@@ -247,7 +259,7 @@ fn unsigned(number: i64) -> u64 {
     u64::try_from(number).unwrap_or(0)
 }
 
-/// An epoch or a position as Postgres holds it. Positions stay below 2^63 by construction; an epoch beyond it is refused by Kafka readers long before.
+/// An epoch or a position as Postgres holds it. Positions stay below 2^63 by construction, and epochs near the clock.
 fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }

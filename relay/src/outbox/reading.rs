@@ -1,6 +1,6 @@
 //! Reading without claiming: what a heartbeat says, and how old the oldest row is.
 
-use super::{Micros, OutboxFault, Session, unsigned};
+use super::{Micros, OutboxFault, Session, answer, unsigned};
 use recant_schema::labels::EpochCause;
 use recant_schema::version::Version;
 use sqlx::Row as _;
@@ -52,7 +52,7 @@ impl Session {
     /// # Errors
     /// From Postgres.
     pub async fn pulse(&mut self) -> Result<Option<Pulse>, OutboxFault> {
-        let row = sqlx::query(PULSE).fetch_optional(&mut self.connection).await.map_err(OutboxFault::new)?;
+        let row = answer(sqlx::query(PULSE).fetch_optional(&mut self.connection)).await?;
         row.map(|row| {
             let Micros(clock_us) = row.try_get(3)?;
             let version = Version::new(unsigned(row.try_get(0)?), unsigned(row.try_get(1)?));
@@ -69,7 +69,7 @@ impl Session {
     /// # Errors
     /// From Postgres.
     pub async fn nothing_above(&mut self, above: i64) -> Result<Option<i64>, OutboxFault> {
-        let row = sqlx::query(PEEK).bind(above).fetch_one(&mut self.connection).await.map_err(OutboxFault::new)?;
+        let row = answer(sqlx::query(PEEK).bind(above).fetch_one(&mut self.connection)).await?;
         let read = || -> Result<_, sqlx::Error> { Ok((row.try_get::<bool, _>(0)?, row.try_get::<bool, _>(1)?, row.try_get::<i64, _>(2)?)) };
         let (valid, rows, last_value) = read().map_err(OutboxFault::new)?;
         Ok((valid && !rows).then_some(last_value))
@@ -80,7 +80,7 @@ impl Session {
     /// # Errors
     /// From Postgres.
     pub async fn longest_hold(&mut self) -> Result<Duration, OutboxFault> {
-        let row = sqlx::query(LONGEST_HOLD).fetch_one(&mut self.connection).await.map_err(OutboxFault::new)?;
+        let row = answer(sqlx::query(LONGEST_HOLD).fetch_one(&mut self.connection)).await?;
         Ok(Duration::from_millis(unsigned(row.try_get(0).map_err(OutboxFault::new)?)))
     }
 
@@ -89,7 +89,7 @@ impl Session {
     /// # Errors
     /// From Postgres.
     pub async fn oldest_row_age(&mut self) -> Result<Duration, OutboxFault> {
-        let row = sqlx::query(OLDEST).fetch_one(&mut self.connection).await.map_err(OutboxFault::new)?;
+        let row = answer(sqlx::query(OLDEST).fetch_one(&mut self.connection)).await?;
         let Micros(now) = row.try_get(0).map_err(OutboxFault::new)?;
         let oldest: Option<Micros> = row.try_get(1).map_err(OutboxFault::new)?;
         Ok(oldest.map_or(Duration::ZERO, |Micros(at)| Duration::from_micros(unsigned(now.saturating_sub(at)))))

@@ -1,13 +1,14 @@
 //! Claims and epochs: what the relay does in the database.
 
 use crate::database::{OUTBOX, count, refusal, run, with_database};
-use recant_relay::epoch::Published;
+use recant_relay::epoch::{Published, Sighting};
 use recant_relay::outbox::Session;
 use recant_relay::outbox::admin::Call;
 use recant_relay::outbox::epoch::Raised;
 use recant_relay::pace::Scan;
 use recant_schema::labels::EpochCause;
 use recant_schema::version::Version;
+use sqlx::PgConnection;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -25,7 +26,7 @@ async fn the_relay_role_claims_and_retires_and_owns_nothing() {
         let mut session = Session::open(&url, "r1", "test").await.unwrap();
         assert_eq!(session.missing_rights().await.unwrap(), Vec::<String>::new());
         session.raise_epoch(Published::default()).await.unwrap();
-        let (mut claim, claimed) = session.claim(ALL).await.unwrap();
+        let (mut claim, claimed) = session.claim(ALL, &[]).await.unwrap();
         assert_eq!(claimed.rows.len(), 2);
         let bad = claimed.rows.iter().find(|row| row.key.as_deref() == Some("bad key")).unwrap();
         claim.set_aside(&[(bad, recant_relay::plan::Reason::BadKey)]).await.unwrap();
@@ -59,7 +60,7 @@ async fn a_claim_walks_the_primary_key_whatever_the_statistics_say() {
             assert!(!scanned.contains("Seq Scan on outbox") && !scanned.contains("Sort"), "{plan}");
         }
         let mut session = database.session("r2").await;
-        let (claim, claimed) = session.claim(Scan { limit: 500, ..ALL }).await.unwrap();
+        let (claim, claimed) = session.claim(Scan { limit: 500, ..ALL }, &[]).await.unwrap();
         let ids: BTreeSet<i64> = claimed.rows.iter().map(|row| row.id).collect();
         assert_eq!(ids, (1..=500).collect(), "the oldest rows, and no more than asked for");
         claim.release().await.unwrap();
@@ -79,7 +80,7 @@ async fn concurrent_claims_share_the_rows_and_each_keeps_its_limit() {
             sessions.push(database.session(&format!("r{number}")).await);
         }
         let scan = Scan { limit: 200, ..ALL };
-        let claims = futures::future::join_all(sessions.iter_mut().map(|session| session.claim(scan))).await;
+        let claims = futures::future::join_all(sessions.iter_mut().map(|session| session.claim(scan, &[]))).await;
         let mut seen = BTreeSet::new();
         let mut open = Vec::new();
         for claim in claims {
@@ -99,7 +100,7 @@ async fn concurrent_claims_share_the_rows_and_each_keeps_its_limit() {
             // The last session's end is noticed by the server a moment later.
             let mut session = database.session("r9").await;
             loop {
-                let (claim, claimed) = session.claim(Scan { limit: 1000, ..ALL }).await.unwrap();
+                let (claim, claimed) = session.claim(Scan { limit: 1000, ..ALL }, &[]).await.unwrap();
                 let rows = claimed.rows.len();
                 claim.release().await.unwrap();
                 if rows == 600 {
@@ -124,7 +125,7 @@ async fn a_later_commit_is_always_stamped_higher() {
             // A commit's own position: where the log ends once it is visible.
             run(&mut connection, "select recant.invalidate('v2:a')").await.unwrap();
             let committed = count(&mut connection, "select (pg_current_wal_flush_lsn() - '0/0')::bigint").await;
-            let (claim, claimed) = session.claim(ALL).await.unwrap();
+            let (claim, claimed) = session.claim(ALL, &[]).await.unwrap();
             let position = claimed.rows[0].position;
             assert!(position >= u64::try_from(committed).unwrap());
             assert!(newest.is_none_or(|newest| position > newest));
@@ -153,8 +154,9 @@ async fn a_claim_of_nothing_is_told_apart_from_an_epoch_that_is_not_vouched_for(
             ("truncate recant.incarnation", EpochCause::Crash),
             // What a restart looks like.
             ("update recant.incarnation set started_at = started_at - interval '1 hour'", EpochCause::Restart),
-            // What a copy of the database looks like.
-            ("update recant.incarnation set database = 1", EpochCause::Restart),
+            // What a copy looks like: in the same cluster, and in another one where it got the same oid.
+            ("update recant.incarnation set database = 1; update recant.source set database = 1", EpochCause::Restored),
+            ("update recant.incarnation set started_at = now(); update recant.source set cluster = 1", EpochCause::Restored),
             // A source row from a backup.
             ("update recant.source set epoch = epoch - 1", EpochCause::Restart),
             ("truncate recant.incarnation; update recant.source set timeline = timeline - 1", EpochCause::Promoted),
@@ -162,7 +164,9 @@ async fn a_claim_of_nothing_is_told_apart_from_an_epoch_that_is_not_vouched_for(
             run(&mut connection, loss).await.unwrap();
             assert_eq!(claim_once(&mut session).await, (None, 0), "{loss}: nothing is claimed");
             assert_eq!(session.pulse().await.unwrap(), None, "{loss}: no heartbeat");
-            let Raised::Here(_, found) = session.raise_epoch(Published::default()).await.unwrap() else { panic!("nobody else raises") };
+            let Raised::Here(_, found) = session.raise_epoch(published(&mut connection).await).await.unwrap() else {
+                panic!("nobody else raises")
+            };
             assert_eq!(found, cause, "{loss}");
             assert!(matches!(claim_once(&mut session).await, (Some(_), 1)), "{loss}: claimed again");
             assert!(session.pulse().await.unwrap().is_some());
@@ -190,9 +194,23 @@ async fn a_look_tells_nothing_to_do_apart_from_rows_and_from_a_lost_epoch() {
 }
 
 async fn claim_once(session: &mut Session) -> (Option<u64>, usize) {
-    let (claim, claimed) = session.claim(ALL).await.unwrap();
+    let (claim, claimed) = session.claim(ALL, &[]).await.unwrap();
     claim.release().await.unwrap();
     (claimed.epoch.map(|(epoch, _)| epoch), claimed.rows.len())
+}
+
+/// Topics that hold a heartbeat of the newest epoch, and of no other.
+async fn published(connection: &mut PgConnection) -> Published {
+    let epoch = count(connection, "select epoch from recant.source").await;
+    beats(&[Version::new(u64::try_from(epoch).unwrap(), 1)])
+}
+
+fn beats(versions: &[Version]) -> Published {
+    let mut published = Published::default();
+    for version in versions {
+        published.see(Sighting { version: *version, heartbeat: true, shared: true });
+    }
+    published
 }
 
 #[tokio::test]
@@ -202,16 +220,63 @@ async fn an_epoch_rises_above_what_the_topics_hold_and_lost_history_is_recognise
         let mut session = database.claiming("r1").await;
         let mut connection = database.connect().await;
         let stored = u64::try_from(count(&mut connection, "select epoch from recant.source").await).unwrap();
-        let beat = Version::new(stored, 1 << 60);
-        for published in
-            [Published { epoch: Some(stored), heartbeat: Some(beat) }, Published { epoch: Some(stored + 1_000_000), heartbeat: None }]
-        {
+        for newest in [Version::new(stored, 1 << 60), Version::new(stored + 1_000_000, 1)] {
             run(&mut connection, "truncate recant.incarnation").await.unwrap();
-            let before = session.raise_epoch(published).await.unwrap();
+            let before = session.raise_epoch(beats(&[newest])).await.unwrap();
             let Raised::Here(epoch, EpochCause::Restored) = before else { panic!("{before:?}") };
-            assert!(Some(epoch) > published.epoch && epoch > stored);
+            assert!(epoch > newest.epoch && epoch > stored);
             run(&mut connection, &format!("update recant.source set epoch = {stored}")).await.unwrap();
         }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_record_with_an_absurd_epoch_does_not_use_up_the_epochs() {
+    with_database("", async |database| {
+        database.migrate().await;
+        let mut session = database.session("r1").await;
+        let raised = session.raise_epoch(beats(&[Version::new((1 << 63) - 1, 1), Version::new(u64::MAX, 1)])).await.unwrap();
+        let Raised::Here(epoch, EpochCause::First) = raised else { panic!("{raised:?}") };
+        let mut connection = database.connect().await;
+        assert_eq!(count(&mut connection, "select extract(epoch from now())::bigint / 100").await, i64::try_from(epoch / 100).unwrap());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_promotion_that_no_region_has_heard_of_is_told_with_the_next_epoch() {
+    with_database("", async |database| {
+        database.migrate().await;
+        let mut session = database.claiming("r1").await;
+        let mut connection = database.connect().await;
+        let before = published(&mut connection).await;
+        run(&mut connection, "truncate recant.incarnation; update recant.source set timeline = timeline - 1").await.unwrap();
+        for _ in 0..3 {
+            let raised = session.raise_epoch(before.clone()).await.unwrap();
+            assert!(matches!(raised, Raised::Here(_, EpochCause::Promoted)), "{raised:?}");
+            run(&mut connection, "truncate recant.incarnation").await.unwrap();
+        }
+        let raised = session.raise_epoch(published(&mut connection).await).await.unwrap();
+        assert!(matches!(raised, Raised::Here(_, EpochCause::Crash)), "{raised:?}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_copy_made_in_the_same_server_is_a_restore() {
+    with_database("", async |database| {
+        database.migrate().await;
+        let session = database.claiming("r1").await;
+        session.close().await;
+        let stored = published(&mut database.connect().await).await;
+        let template = database.name.clone();
+        // The server takes a moment to notice that the sessions are gone, and waits for it.
+        with_database(&format!("template {template}"), async |copy| {
+            let raised = copy.session("r1").await.raise_epoch(stored).await.unwrap();
+            assert!(matches!(raised, Raised::Here(_, EpochCause::Restored)), "{raised:?}");
+        })
+        .await;
     })
     .await;
 }

@@ -40,6 +40,11 @@ impl Database {
         Secret::new(self.options().username(login).password(login).to_url_lossy().to_string())
     }
 
+    /// Through something that stands before the server.
+    pub(crate) fn url_at(&self, host: &str, port: u16) -> Secret {
+        Secret::new(self.options().host(host).port(port).to_url_lossy().to_string())
+    }
+
     pub(crate) async fn connect(&self) -> PgConnection {
         self.options().connect().await.unwrap_or_else(|error| panic!("no Postgres at DATABASE_URL ({error}); start one with: make up"))
     }
@@ -49,7 +54,11 @@ impl Database {
     }
 
     pub(crate) async fn session(&self, name: &str) -> Session {
-        Session::open(&self.url(), name, "test").await.unwrap()
+        self.session_at(&self.url(), name).await
+    }
+
+    pub(crate) async fn session_at(&self, url: &Secret, name: &str) -> Session {
+        Session::open(url, name, "test").await.unwrap()
     }
 
     /// A session of the relay's whose epoch is raised, so that it can claim.

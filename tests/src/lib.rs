@@ -6,7 +6,7 @@
 //! looks until it sees, with a deadline.
 //!
 //! Reading order: [`servers`] (where Postgres, Kafka and Redis are), [`pipeline`] (one test's world), [`source`] (the product's side), [`cache`] (one region's Redis),
-//! [`kafka`] and [`records`] (records by hand), [`daemon`] (one child process), [`proxy`] (faults on the wire), [`private`] (servers to be killed), [`wait`].
+//! [`kafka`] and [`records`] (records by hand), [`daemon`] (one child process), [`proxy`] (faults on the wire), [`private`] and [`redis_sets`] (servers to be killed), [`wait`].
 
 pub mod cache;
 pub mod daemon;
@@ -15,6 +15,7 @@ pub mod pipeline;
 pub mod private;
 pub mod proxy;
 pub mod records;
+pub mod redis_sets;
 pub mod servers;
 pub mod source;
 pub mod wait;

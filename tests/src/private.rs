@@ -178,7 +178,7 @@ fn children(parent: u32) -> Vec<u32> {
 #[derive(Debug)]
 pub struct PrivateRedis {
     port: u16,
-    settings: Vec<String>,
+    arguments: Vec<String>,
     server: Option<Child>,
 }
 
@@ -188,7 +188,18 @@ impl PrivateRedis {
     /// # Panics
     /// Says what to install when there is no binary.
     pub async fn start(settings: &[&str]) -> Self {
-        let mut this = Self { port: free_port(), settings: settings.iter().map(|&setting| setting.to_owned()).collect(), server: None };
+        let port = free_port();
+        let port_text = port.to_string();
+        let own = ["--bind", "127.0.0.1", "--port", &port_text, "--save", "", "--appendonly", "no", "--dir", "/"];
+        Self::start_with(port, own.iter().chain(settings).map(|&word| word.to_owned()).collect()).await
+    }
+
+    /// A server with exactly these arguments, which make it listen on this port.
+    ///
+    /// # Panics
+    /// Says what to install when there is no binary.
+    pub(crate) async fn start_with(port: u16, arguments: Vec<String>) -> Self {
+        let mut this = Self { port, arguments, server: None };
         this.start_again().await;
         this
     }
@@ -200,8 +211,7 @@ impl PrivateRedis {
     pub async fn start_again(&mut self) {
         assert!(self.server.is_none(), "the server runs already");
         let mut command = Command::new("redis-server");
-        command.args(["--bind", "127.0.0.1", "--port", &self.port.to_string(), "--save", "", "--appendonly", "no", "--dir", "/"]);
-        command.args(&self.settings).stdin(Stdio::null()).stdout(Stdio::null());
+        command.args(&self.arguments).stdin(Stdio::null()).stdout(Stdio::null());
         let server = command
             .spawn()
             .unwrap_or_else(|error| panic!("start redis-server: {error}; install it: apt-get install redis-server, or make up"));
@@ -210,9 +220,30 @@ impl PrivateRedis {
         eventually("redis-server starts", async || client.get_multiplexed_async_connection().await.ok().map(drop)).await;
     }
 
+    /// Where it listens on the loopback address.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
     /// Its URL.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// Stops it as it is: connections stay open, nothing is answered.
+    ///
+    /// # Panics
+    /// When it does not run.
+    pub fn freeze(&self) {
+        signal(self.server.as_ref().expect("the server runs").id(), "STOP");
+    }
+
+    /// Lets a frozen server go on.
+    ///
+    /// # Panics
+    /// When it does not run.
+    pub fn thaw(&self) {
+        signal(self.server.as_ref().expect("the server runs").id(), "CONT");
     }
 
     /// kill -9: everything in it is lost.

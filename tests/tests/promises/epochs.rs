@@ -69,7 +69,7 @@ async fn a_clean_restart_of_postgres_raises_the_epoch() {
 }
 
 #[tokio::test]
-async fn a_copy_of_the_database_gets_an_epoch_of_its_own() {
+async fn a_copy_of_the_database_gets_an_epoch_of_its_own_and_is_a_gap() {
     let mut pipeline = Pipeline::builder().relay("source_name", "shop").start().await;
     let key = pipeline.key("product:7");
     let mut product = pipeline.product().await;
@@ -86,6 +86,11 @@ async fn a_copy_of_the_database_gets_an_epoch_of_its_own() {
     let mut product = copy.connect().await;
     write_wins(&pipeline, &mut product, &key).await;
     assert!(epoch(&mut product).await > before);
+    // What the original committed after the copy was made is not in the copy.
+    assert_eq!(pipeline.relays[0].metric("relay_epoch_raises_total", "restored").await, 1.0);
+    pipeline.eu().subscriber.await_metric("subscriber_gaps_total", "new_epoch", |count| count == 1.0).await;
+    pipeline.expect_error(super::gaps::ERROR);
+    pipeline.expect_error("commits may be lost");
     pipeline.finish().await;
 }
 

@@ -126,6 +126,33 @@ async fn a_wrong_configuration_exits_64_with_one_line_for_each_problem() {
     .await;
 }
 
+/// A comma inside a password splits it, and a misspelt option is unknown: what is complained about may be a secret.
+#[tokio::test]
+async fn a_bad_kafka_option_is_named_and_its_value_never_printed() {
+    for (options, named) in [
+        ("sasl.password=hunt,er2", "kafka_options"),
+        ("sasl.pasword=hunter2", "sasl.pasword"),
+        ("security.protocol=hunter2", "security.protocol"),
+        ("acks=hunter2", "acks"),
+    ] {
+        for (program, settings) in
+            [("relay", relay(&[("RELAY_KAFKA_OPTIONS", options)])), ("subscriber", subscriber(&[("SUBSCRIBER_KAFKA_OPTIONS", options)]))]
+        {
+            for command in ["run", "check"] {
+                let output = run_to_end(program, &[command], &settings);
+                let (text, what) = (text(&output), format!("{program} {command} with {options}"));
+                assert_eq!(output.status.code(), Some(64), "{what}: {text}");
+                assert!(text.contains(named), "{what}: {text}");
+                assert!(!text.contains("hunt") && !text.contains("er2"), "{what} prints a part of it: {text}");
+                assert!(output.stdout.is_empty(), "{what}: {text}");
+                let lines = text.lines().count();
+                // `acks` is refused for being set at all, and its value for being none: two problems.
+                assert!(lines == 1 || (lines == 2 && named == "acks"), "{what}, one line a problem: {text}");
+            }
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_server_that_does_not_answer_is_named_with_the_remedy() {
     let url = format!("postgres://recant:recant@{NOBODY}/recant");

@@ -4,16 +4,20 @@
 
 mod bounds;
 mod cache_loss;
+mod cluster;
 mod crashes;
 mod delivery;
 mod epochs;
 mod fills;
 mod floors;
+mod gap_policy;
 mod gaps;
 mod input;
 mod keys;
+mod markers;
 mod offsets;
 mod operation;
 mod poison;
 mod race;
+mod sentinel;
 mod tidy;

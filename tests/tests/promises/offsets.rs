@@ -1,6 +1,7 @@
 //! Promise 5: offsets are never committed past a record that is not applied or dead-lettered.
 
 use recant_schema::key::Key;
+use recant_schema::version::Version;
 use recant_tests::source::commit_all;
 use recant_tests::{Pipeline, eventually};
 
@@ -94,5 +95,46 @@ async fn a_revoked_partition_that_cannot_drain_is_given_up_uncommitted() {
     }
     pipeline.eu().proxy().release();
     pipeline.eu().cache.await_all_gone(&keys).await;
+    pipeline.finish().await;
+}
+
+fn versions(keys: &[Key]) -> Vec<(Key, Version)> {
+    keys.iter().map(|key| (key.clone(), Version::new(1, 2))).collect()
+}
+
+/// Consumption is paused, since the cache is away and the house is full (8,192 records), when a second member joins.
+#[tokio::test]
+async fn partitions_that_change_hands_during_a_pause_are_consumed_live_by_both_members_afterwards() {
+    let pipeline = Pipeline::builder().relays(0).redis_through_proxy().start().await;
+    let (cache, first) = (&pipeline.eu().cache, &pipeline.eu().subscriber);
+    pipeline.produce(&versions(&[pipeline.key("before")])).await;
+    pipeline.await_consumed().await;
+    pipeline.eu().proxy().cut();
+    let backlog = pipeline.keys(12_000);
+    for part in backlog.chunks(4_000) {
+        pipeline.produce(&versions(part)).await;
+    }
+    cache.put_all(&backlog, "old").await;
+    first.await_metric("subscriber_paused", "", |paused| paused == 1.0).await;
+    let mut second = pipeline.second_subscriber();
+    second.start();
+    // Also the first, whose house is still full: a member that does not answer the group would hold up all the others.
+    for member in [first, &second] {
+        member.await_metric("subscriber_partitions", "", |owned| (1.0..12.0).contains(&owned)).await;
+    }
+    pipeline.eu().proxy().restore();
+    cache.await_all_gone(&backlog).await;
+    for member in [first, &second] {
+        member.await_metric("subscriber_replaying_partitions", "", |count| count == 0.0).await;
+    }
+
+    let fresh: Vec<_> = (0..60).map(|number| pipeline.key(&format!("fresh:{number}"))).collect();
+    cache.put_all(&fresh, "old").await;
+    pipeline.produce(&versions(&fresh)).await;
+    cache.await_all_gone(&fresh).await;
+    for member in [first, &second] {
+        member.await_metric("subscriber_propagation_seconds_count", "reading=\"live\"", |count| count >= 1.0).await;
+    }
+    assert!(second.errors().is_empty(), "{:?}", second.errors());
     pipeline.finish().await;
 }

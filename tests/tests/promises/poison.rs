@@ -58,6 +58,25 @@ async fn a_poison_record_is_set_aside_and_the_partition_moves_on() {
     pipeline.finish().await;
 }
 
+/// The dead-letter topic takes what a broker takes by default, 1 MB, so the key is cut; compressible, or not, it is no cache key.
+#[tokio::test]
+async fn a_poison_record_with_a_key_of_three_megabytes_is_set_aside_and_the_partition_moves_on() {
+    const KEY_BYTES: usize = 3_000_000;
+    let pipeline = Pipeline::builder().relays(0).partitions(1).largest_record(4_000_000).start().await;
+    let (cache, topic, next) = (&pipeline.eu().cache, pipeline.shared_topic(), pipeline.key("next"));
+    let key = format!("{}{}", pipeline.key("").as_str(), "k".repeat(KEY_BYTES));
+    pipeline.kafka.produce(&topic, Some(&key.as_bytes()[..KEY_BYTES]), Some(b"garbage")).await;
+    cache.put(&next, "old").await;
+    pipeline.produce(&[(next.clone(), Version::new(1, 1))]).await;
+    cache.await_applied(&next).await;
+    pipeline.await_consumed().await;
+    let letters = pipeline.kafka.read_all(&pipeline.topics.dead_letters(&pipeline.eu().name)).await;
+    let [letter] = letters.as_slice() else { panic!("{} dead letters", letters.len()) };
+    assert_eq!((letter.headers["recant-reason"].as_str(), letter.headers["recant-key-bytes"].as_str()), ("malformed", "3000000"));
+    assert!(letter.key.as_ref().is_some_and(|key| key.len() < 100_000), "a dead letter is bounded");
+    pipeline.finish().await;
+}
+
 /// An invalidation that cannot be read erases marks too: a reader that was loading must not fill.
 #[tokio::test]
 async fn a_poison_record_erases_the_mark_of_its_key() {

@@ -1,10 +1,11 @@
 //! `relay check`: everything the relay needs, one line each: `ok`, `note` or `FAIL` with the remedy.
 
 use crate::broker::topics::{self, Finding};
-use crate::config::Config;
+use crate::config::{Config, WakeChoice};
 use crate::error::Error;
 use crate::outbox::Session;
 use crate::outbox::admin::{Migrations, SchemaFacts, ServerFacts};
+use crate::tail::{self, Login};
 
 /// The lines, and whether everything is as it must be.
 #[derive(Debug, Default)]
@@ -56,6 +57,7 @@ async fn postgres(config: &Config, report: &mut Report) {
                     Ok(found) => schema(config, &facts, &found, report),
                     Err(fault) => report.error(&Error::OutboxRead(fault)),
                 }
+                wake_ups(config, &facts, report).await;
             }
         }
         Err(fault) => report.error(&Error::OutboxRead(fault)),
@@ -80,9 +82,6 @@ fn server(facts: &ServerFacts, report: &mut Report) -> bool {
     if !facts.commit_times {
         report.note("track_commit_timestamp is off: propagation time is measured from the insert, an upper bound; switch it on and restart Postgres");
     }
-    if facts.wal_level != "logical" {
-        report.note(&format!("wal_level is {}: wake-ups come from the timer only; that is enough", facts.wal_level));
-    }
     match &facts.migrations {
         Migrations::Never => report.fail("the database is not migrated", "run relay migrate with a login that owns the database"),
         // The missing right is named below.
@@ -94,6 +93,47 @@ fn server(facts: &ServerFacts, report: &mut Report) -> bool {
         }
     }
     facts.migrations != Migrations::Never
+}
+
+/// Where wake-ups will come from. Without the tail everything works, only later by some milliseconds; so only what was asked for and will not work until
+/// somebody acts is a failure.
+async fn wake_ups(config: &Config, facts: &ServerFacts, report: &mut Report) {
+    let Some(login) = &config.tail else {
+        let why = match config.wake {
+            WakeChoice::Timer => "wake is timer",
+            WakeChoice::Auto => "tail_url is not set",
+        };
+        let longest = config.timer_longest.as_millis();
+        return report
+            .note(&format!("wake-ups come from the timer, up to {longest} ms after a commit ({why}); {}", what_a_tail_needs(facts)));
+    };
+    match tail::probe(login, &config.relay_name).await {
+        Ok(cluster) if cluster != facts.cluster => {
+            report.fail("tail_url names another cluster than database_url", "both must name the same server");
+        }
+        Ok(_) => {
+            report.ok(&format!("wake-ups come from the log, as {}", login.user()));
+            report.note(&what_replication_means(login));
+        }
+        Err(loss) if loss.reason.lasts() => report.fail(
+            &format!("no wake-ups from the log: {}", loss.text),
+            &format!("{}; until then the timer wakes", loss.reason.remedy().unwrap_or("repair it")),
+        ),
+        Err(loss) => report.note(&format!("no wake-ups from the log at this moment, the timer wakes: {}", loss.line())),
+    }
+}
+
+fn what_a_tail_needs(facts: &ServerFacts) -> String {
+    let level = if facts.wal_level == "logical" { String::new() } else { format!(" and wal_level = logical (it is {})", facts.wal_level) };
+    format!("from the log they come sooner, but that needs a login with REPLICATION, which can copy the whole cluster{level}")
+}
+
+fn what_replication_means(login: &Login) -> String {
+    let user = login.user();
+    format!(
+        "{user} has REPLICATION, which can copy the whole cluster, every database in it: \
+         use {user} for tail_url only, keep its password apart, and let pg_hba.conf admit it from the relays' hosts to this database only"
+    )
 }
 
 fn schema(config: &Config, facts: &ServerFacts, found: &SchemaFacts, report: &mut Report) {

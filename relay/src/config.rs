@@ -1,6 +1,7 @@
 //! The relay's settings: one TOML file, then `RELAY_…` variables.
 
 use crate::broker::option_problem;
+use crate::tail::Login;
 use recant_schema::key::MAX_KEY_BYTES;
 use recant_schema::service::config::{Default as Preset, Field, Problems, Secret, Settings, process_environment};
 use recant_schema::service::telemetry::LogFormat;
@@ -20,6 +21,30 @@ pub const FIELDS: &[Field] = &[
         Preset::Required,
         true,
         "Postgres, as postgres://user:password@host:port/database; connect directly, not through a pooler.",
+    ),
+    field(
+        "wake",
+        Preset::Value("auto"),
+        false,
+        "auto: from the write-ahead log, if tail_url is set and while that works, else from the timer; timer: never from the log.",
+    ),
+    field(
+        "tail_url",
+        Preset::Unset,
+        true,
+        "The same database with a login that has REPLICATION, for wake-ups from the log. That right can copy the whole cluster; relay check says more.",
+    ),
+    field(
+        "tail_retained_mb",
+        Preset::Value("1024"),
+        false,
+        "Most log, in MB, that the tail may keep the server from recycling, 16 to 1048576; beyond it the tail closes itself.",
+    ),
+    field(
+        "timer_longest_ms",
+        Preset::Value("20"),
+        false,
+        "Longest wait of the timer while idle, 1 to 60000; five times as long while the tail wakes.",
     ),
     field("brokers", Preset::Required, false, "Kafka bootstrap servers, host:port separated by commas."),
     field(
@@ -102,6 +127,14 @@ const fn field(name: &'static str, default: Preset, secret: bool, help: &'static
 pub struct Config {
     /// Where the outbox is.
     pub database_url: Secret,
+    /// Where wake-ups may come from.
+    pub wake: WakeChoice,
+    /// Who follows the log; `None` where nobody does.
+    pub tail: Option<Login>,
+    /// Most log that the tail may retain. The default, 1 GB, is that of Postgres' `max_wal_size`: room that a server keeps between two checkpoints anyway.
+    pub tail_retained_bytes: u64,
+    /// Longest wait of the timer. 20 ms are 50 looks a second, about 1% of a core.
+    pub timer_longest: Duration,
     /// Kafka bootstrap servers.
     pub brokers: String,
     /// The source's name in every record.
@@ -130,6 +163,15 @@ pub struct Config {
     pub log_format: LogFormat,
     /// More librdkafka options. Their values are never printed: some are passwords.
     pub kafka_options: BTreeMap<String, Secret>,
+}
+
+/// Where wake-ups may come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WakeChoice {
+    /// The log, where it can be had.
+    Auto,
+    /// The timer alone.
+    Timer,
 }
 
 /// How topics are to be.
@@ -164,12 +206,18 @@ impl Config {
         let database = database_url.as_ref().and_then(|url| check_url(&mut settings, url));
         let database_url = database_url.unwrap_or_else(|| Secret::new(String::new()));
         let brokers = settings.parsed("brokers", brokers).unwrap_or_default();
+        let wake = settings.parsed("wake", wake).unwrap_or(WakeChoice::Auto);
+        let tail = tail_login(&mut settings, database.as_deref()).filter(|_| wake == WakeChoice::Auto);
         let source_name = settings.parsed("source_name", name).or(database).unwrap_or_default();
         let relay_name = settings.parsed("relay_name", name).unwrap_or_else(default_relay_name);
         let regions = regions(&mut settings);
         let topic_prefix = settings.parsed("topic_prefix", topic_prefix).unwrap_or_default();
         let config = Self {
             database_url,
+            wake,
+            tail,
+            tail_retained_bytes: settings.whole("tail_retained_mb", 16..=1_048_576) << 20,
+            timer_longest: settings.milliseconds("timer_longest_ms", 1..=60_000),
             brokers,
             source_name,
             relay_name,
@@ -204,6 +252,23 @@ fn check_url(settings: &mut Settings, url: &Secret) -> Option<String> {
             None
         }
     }
+}
+
+fn wake(text: &str) -> Result<WakeChoice, String> {
+    match text {
+        "auto" => Ok(WakeChoice::Auto),
+        "timer" => Ok(WakeChoice::Timer),
+        other => Err(format!("{other:?} is neither auto nor timer")),
+    }
+}
+
+/// The log is that of a cluster, but what is decoded from it that of one database: another one's would announce nothing.
+fn tail_login(settings: &mut Settings, database: Option<&str>) -> Option<Login> {
+    let login = Login::parse(&settings.secret("tail_url")?).map_err(|problem| settings.problem("tail_url", problem)).ok()?;
+    if database.is_some_and(|database| database != login.database()) {
+        settings.problem("tail_url", "must name the same database as database_url");
+    }
+    Some(login)
 }
 
 fn brokers(text: &str) -> Result<String, String> {
@@ -333,15 +398,42 @@ mod tests {
             ("MIN_INSYNC_REPLICAS", "2"),
             ("KAFKA_OPTIONS", "acks=1,no.such.option=1"),
             ("LOG_FORMAT", "xml"),
+            ("WAKE", "notify"),
+            ("TAIL_URL", "postgres://t:hunter2@localhost/other?sslmode=perhaps"),
+            ("TAIL_RETAINED_MB", "0"),
+            ("TIMER_LONGEST_MS", "0"),
         ])
         .unwrap_err()
         .0;
-        for name in
-            ["database_url", "brokers", "regions", "claims_in_flight", "http_address", "min_insync", "acks", "no.such.option", "log"]
-        {
+        for name in [
+            "wake",
+            "tail_url",
+            "tail_retained_mb",
+            "timer_longest_ms",
+            "database_url",
+            "brokers",
+            "regions",
+            "claims_in_flight",
+            "http_address",
+            "min_insync",
+            "acks",
+            "no.such.option",
+            "log",
+        ] {
             assert!(problems.iter().any(|problem| problem.contains(name)), "{name} in {problems:?}");
         }
         assert!(!problems.join(" ").contains("hunter2"));
+    }
+
+    #[test]
+    fn the_tail_follows_the_same_database_and_only_if_wake_ups_may_come_from_it() {
+        let with = |more: &[(&str, &str)]| read(&[&GOOD[..], more].concat());
+        assert!(read(&GOOD).unwrap().tail.is_none());
+        let url = ("TAIL_URL", "postgres://tail:hunter2@localhost/shop");
+        assert_eq!(with(&[url]).unwrap().tail.unwrap().user(), "tail");
+        assert!(with(&[url, ("WAKE", "timer")]).unwrap().tail.is_none());
+        let problems = with(&[("TAIL_URL", "postgres://tail@localhost/other")]).unwrap_err().0;
+        assert!(problems.len() == 1 && problems[0].contains("same database"), "{problems:?}");
     }
 
     #[test]

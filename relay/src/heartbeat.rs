@@ -72,6 +72,13 @@ impl Heart {
             // Where dead rows pile up before the first live one this gets slow, and then has to become rare.
             self.oldest_due = began + period(began.elapsed()).min(PARTITIONS_FRESH);
         }
+        if let Some(tail) = &self.shared.tail
+            && let Some(slot) = tail.slot()
+        {
+            let retained = session.retained_by(&slot).await.map_err(Error::OutboxRead)?.unwrap_or(0);
+            self.shared.metrics.tail_retained_bytes.set(i64::try_from(retained).unwrap_or(i64::MAX));
+            tail.retained(&slot, retained, self.shared.config.tail_retained_bytes);
+        }
         let Some(pulse) = pulse else {
             debug!("no heartbeat: the epoch is not vouched for");
             return Ok(false);

@@ -11,9 +11,10 @@
 //!  └──────────────────────────── relay (the loop) ◄──────────────────────┘
 //! ```
 //!
-//! Reading order. The rules, readable and testable without starting anything: [`plan`], [`settle`], [`failing`], [`pace`], [`epoch`]. The edges: [`outbox`] (the only home
-//! of SQL), [`broker`] (the only home of Kafka), [`wake`]. The loop: [`relay`], [`heartbeat`](mod@heartbeat). What surrounds it: [`config`], [`error`],
-//! [`disposition`] and `patience` (what to do after an error), [`metrics`]. By hand: [`cli`], [`check`], [`status`].
+//! Reading order. The rules, readable and testable without starting anything: [`plan`], [`settle`], [`failing`], [`pace`], [`epoch`], [`tail::trust`].
+//! The edges: [`outbox`] (the only home of SQL), [`broker`] (the only home of Kafka), [`wake`] and [`tail`](mod@tail) (the only home of the replication
+//! protocol). The loop: [`relay`], [`heartbeat`](mod@heartbeat). What surrounds it: [`config`], [`error`], [`disposition`] and `patience` (what to do
+//! after an error), [`metrics`]. By hand: [`cli`], [`check`], [`status`].
 
 pub mod broker;
 pub mod check;
@@ -32,6 +33,7 @@ pub mod plan;
 pub mod relay;
 pub mod settle;
 pub mod status;
+pub mod tail;
 pub mod wake;
 
 pub use config::Config;

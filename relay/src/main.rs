@@ -3,10 +3,11 @@
 use clap::Parser;
 use recant_relay::Error;
 use recant_relay::cli::{Cli, Done, execute};
-use recant_schema::service::EXIT_CONFIGURATION;
+use recant_schema::service::{EXIT_CONFIGURATION, tls};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    tls::use_ring();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {

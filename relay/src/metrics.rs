@@ -2,6 +2,8 @@
 
 use crate::broker::BrokerTrouble;
 use crate::plan::Reason;
+use crate::tail::loss::Reason as LossReason;
+use crate::wake::Sign;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -45,6 +47,15 @@ impl ClaimOutcome {
     }
 }
 
+/// Where wake-ups come from at this moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WakeMode {
+    /// The log, with the timer as a safety net.
+    Tail,
+    /// The timer alone.
+    Timer,
+}
+
 // Label values come from enums only; as texts, so that their spelling is that of records and rows.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OfOutcome {
@@ -61,6 +72,11 @@ struct OfTopic {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OfReason {
     reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfMode {
+    mode: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -87,12 +103,19 @@ pub struct Metrics {
     pub commit_to_claimed: Histogram,
     /// From claim to the last acknowledgement, one observation per claim.
     pub claimed_to_acked: Histogram,
+    /// Log that the tail's slot keeps the server from recycling.
+    pub tail_retained_bytes: Gauge,
+    /// Claims that found rows which a living tail had not announced.
+    pub unannounced_claims: Counter,
     claims: [Counter; 5],
     published: [Counter; 4],
     failures: Vec<(BrokerTrouble, Counter)>,
     set_aside: Vec<(Reason, Counter)>,
     raises: Vec<(EpochCause, Counter)>,
     skew: Counter,
+    modes: [Gauge; 2],
+    wakes: [Counter; 2],
+    losses: Vec<(LossReason, Counter)>,
 }
 
 impl Metrics {
@@ -104,7 +127,15 @@ impl Metrics {
         let failures = Family::<OfReason, Counter>::default();
         let set_aside = Family::<OfReason, Counter>::default();
         let raises = Family::<OfCause, Counter>::default();
+        let modes = Family::<OfMode, Gauge>::default();
+        let wakes = Family::<OfMode, Counter>::default();
+        let losses = Family::<OfReason, Counter>::default();
         let metrics = Self {
+            tail_retained_bytes: Gauge::default(),
+            unannounced_claims: Counter::default(),
+            modes: MODES.map(|mode| modes.get_or_create_owned(&OfMode { mode })),
+            wakes: MODES.map(|mode| wakes.get_or_create_owned(&OfMode { mode })),
+            losses: LossReason::ALL.iter().map(|r| (*r, losses.get_or_create_owned(&OfReason { reason: r.as_str() }))).collect(),
             claimed_rows: Counter::default(),
             coalesced_rows: Counter::default(),
             heartbeats: Counter::default(),
@@ -130,6 +161,13 @@ impl Metrics {
         registry.register("epoch_raises", "Epochs raised by this relay, by cause", raises);
         registry.register("negative_ages", "Ages that came out below zero and count as zero: clock skew", metrics.skew.clone());
         registry.register("claims_in_flight", "Claims that hold rows", metrics.claims_in_flight.clone());
+        registry.register("wake_mode", "1 for where wake-ups come from: the log (tail) or the timer alone", modes);
+        registry.register("wakes", "Looks into the outbox of a relay with a tail, by what caused them", wakes);
+        registry.register("tail_losses", "How often the tail ended or could not be made, by reason", losses);
+        let late = metrics.unannounced_claims.clone();
+        registry.register("unannounced_claims", "Claims that found rows which a living tail had not announced", late);
+        let retained = metrics.tail_retained_bytes.clone();
+        registry.register_with_unit("tail_retained", "Log that the tail's slot keeps from being recycled", Unit::Bytes, retained);
         registry.register("epoch", "The epoch that versions are stamped with", metrics.epoch.clone());
         let (oldest, claimed, acked) =
             (metrics.oldest_row_seconds.clone(), metrics.commit_to_claimed.clone(), metrics.claimed_to_acked.clone());
@@ -137,6 +175,23 @@ impl Metrics {
         registry.register_with_unit("commit_to_claimed", "From commit to the claim that published it, by record", Unit::Seconds, claimed);
         registry.register_with_unit("claimed_to_acked", "From claim to the last acknowledgement, by claim", Unit::Seconds, acked);
         metrics
+    }
+
+    /// Where wake-ups come from, from now on.
+    pub fn wake_mode(&self, mode: WakeMode) {
+        let [tail, timer] = &self.modes;
+        tail.set(i64::from(mode == WakeMode::Tail));
+        timer.set(i64::from(mode == WakeMode::Timer));
+    }
+
+    /// A look into the outbox of a relay with a tail.
+    pub fn woken(&self, sign: Sign) {
+        self.wakes[usize::from(sign == Sign::Silence)].inc();
+    }
+
+    /// The tail ended, or could not be made.
+    pub fn tail_lost(&self, reason: LossReason) {
+        count(&self.losses, reason);
     }
 
     /// A claim ended.
@@ -179,6 +234,9 @@ impl Metrics {
         self.commit_to_claimed.observe(age_us.max(0) as f64 / 1e6);
     }
 }
+
+/// In the order that [`Metrics::wake_mode`] and [`Metrics::woken`] count on.
+const MODES: [&str; 2] = ["tail", "timer"];
 
 /// In the order that [`Metrics::published`] counts on.
 const TOPICS: [(&str, Lane); 4] = [("shared", Lane::Realtime), ("shared", Lane::Bulk), ("pinned", Lane::Realtime), ("pinned", Lane::Bulk)];
@@ -224,6 +282,8 @@ mod tests {
         metrics.claim(ClaimOutcome::Released);
         metrics.published(true, Lane::Bulk, 3);
         metrics.observe_commit_to_claimed(-1);
+        metrics.wake_mode(WakeMode::Tail);
+        metrics.tail_lost(LossReason::Slots);
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
         for line in [
@@ -232,6 +292,10 @@ mod tests {
             "relay_set_aside_rows_total{reason=\"bad_key\"} 0",
             "relay_epoch_raises_total{cause=\"restored\"} 0",
             "relay_negative_ages_total 1",
+            "relay_wake_mode{mode=\"tail\"} 1",
+            "relay_wake_mode{mode=\"timer\"} 0",
+            "relay_tail_losses_total{reason=\"slots\"} 1",
+            "relay_tail_retained_bytes 0",
             "relay_oldest_outbox_row_age_seconds 0",
             "relay_commit_to_claimed_seconds_bucket{le=\"600.0\"} 1",
         ] {

@@ -1,4 +1,4 @@
-//! PURE: how much one claim takes, where its scan starts, and how often the look-behind runs.
+//! PURE: how long to wait between claims, how much one takes, where its scan starts, and how often the look-behind runs.
 //!
 //! The quick scan starts above `low`, below which (nearly) everything was claimed long ago. Why: while a transaction is held open anywhere in
 //! the cluster, vacuum cannot remove retired rows and the index scan has to step over each of them; at 200,000 of them a claim was measured
@@ -26,6 +26,48 @@ const SHORTEST_PERIOD: Duration = Duration::from_secs(1);
 
 /// The look-behind and the oldest-row reading may use a twentieth of one backend's time, however many dead rows they step over.
 const SHARE: u32 = 20;
+
+/// First wait after something was claimed; the smallest step of the runtime's timer.
+pub const SHORTEST: Duration = Duration::from_millis(1);
+
+/// Waits between claims by the clock alone: 1 ms after something was claimed, twice as long after each empty claim up to a longest one, none after a
+/// full claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Steps {
+    next: Duration,
+    longest: Duration,
+}
+
+impl Steps {
+    /// `longest`: what a row waits at most after a quiet time, and what idling costs: at 20 ms, 50 looks a second.
+    pub fn new(longest: Duration) -> Self {
+        Self { next: SHORTEST, longest }
+    }
+
+    /// How long to wait before the next claim.
+    pub fn pause(&self) -> Duration {
+        self.next
+    }
+
+    /// Whether waits have grown as long as they get.
+    pub fn at_longest(&self) -> bool {
+        self.next >= self.longest
+    }
+
+    /// Learns from a claim.
+    pub fn claimed(&mut self, rows: usize, full: bool) {
+        self.next = match (rows, full) {
+            (_, true) => Duration::ZERO,
+            (0, false) => self.next.saturating_mul(2).clamp(SHORTEST, self.longest),
+            (_, false) => SHORTEST,
+        };
+    }
+
+    /// Something is about to come: the wait after the next claim is the shortest.
+    pub fn expect(&mut self) {
+        self.next = Duration::ZERO;
+    }
+}
 
 /// A range of outbox ids: above `above`, up to `up_to`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,6 +150,17 @@ pub fn period(last: Duration) -> Duration {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn waits_grow_while_idle_and_are_short_after_a_claim() {
+        let mut steps = Steps::new(Duration::from_millis(20));
+        let mut waits = vec![];
+        for (rows, full) in [(0, false), (0, false), (0, false), (0, false), (0, false), (0, false), (3, false), (128, true), (0, false)] {
+            steps.claimed(rows, full);
+            waits.push(steps.pause().as_millis());
+        }
+        assert_eq!(waits, [2, 4, 8, 16, 20, 20, 1, 0, 1]);
+    }
 
     #[test]
     fn claims_grow_while_they_come_back_full_and_shrink_at_once() {

@@ -5,12 +5,12 @@
 //! what the quick scan passes over, and heartbeats go out beside them.
 
 use crate::broker::producer::Publisher;
-use crate::broker::{BrokerTrouble, tail};
+use crate::broker::{BrokerTrouble, tail as topic_tail};
 use crate::config::Config;
 use crate::error::Error;
 use crate::failing::Failing;
 use crate::heartbeat;
-use crate::metrics::{ClaimOutcome, Metrics};
+use crate::metrics::{ClaimOutcome, Metrics, WakeMode};
 use crate::outbox::Session;
 use crate::outbox::claim::{Claim, Claimed};
 use crate::outbox::epoch::Raised;
@@ -18,7 +18,8 @@ use crate::pace::{Pace, period};
 use crate::patience::Patience;
 use crate::plan::{Context, Plan, Reason, Row, plan};
 use crate::settle::{Outcome, Settlement, done, settle};
-use crate::wake::{Timer, Wake};
+use crate::tail::{self, Tail, TailWake};
+use crate::wake::{Sign, Timer, Wake};
 use prometheus_client::registry::Registry;
 use recant_schema::invalidation::Source;
 use recant_schema::labels::EpochCause;
@@ -28,7 +29,7 @@ use recant_schema::service::shutdown::Shutdown;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tracing::{debug, error, info, warn};
 use uuid::Uuid;
@@ -48,6 +49,10 @@ pub(crate) struct Shared {
     /// A topic fails.
     pub(crate) topic_failed: Notify,
     failing: Mutex<Failing>,
+    /// `None`: wake-ups come from the timer only.
+    pub(crate) tail: Option<Arc<Tail>>,
+    /// Claims that hold rows.
+    in_flight: watch::Sender<u32>,
     pace: Mutex<Pace>,
     started: Instant,
 }
@@ -68,6 +73,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
     let pace = Mutex::new(Pace::new(config.claim_limit));
     let config = Arc::new(config);
     let shared = Arc::new(Shared {
+        tail: config.tail.is_some().then(Arc::default),
         config,
         publisher,
         metrics,
@@ -75,6 +81,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
         shutdown: shutdown.clone(),
         topic_failed: Notify::new(),
         failing: Mutex::default(),
+        in_flight: watch::Sender::new(0),
         pace,
         started: Instant::now(),
     });
@@ -84,10 +91,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
         let serving = http::serve(listener, registry, shared.health.clone(), shutdown.clone());
         tasks.spawn(async move { serving.await.map_err(|error| Error::Http(error.to_string())) });
     }
-    let baton = Arc::new(tokio::sync::Mutex::new(Timer::default()));
-    for number in 1..=shared.config.claims_in_flight {
-        tasks.spawn(claim_in_turn(shared.clone(), baton.clone(), number));
-    }
+    start_claims(&mut tasks, &shared);
     tasks.spawn(look_behind(shared.clone()));
     tasks.spawn(heartbeat::beat(shared.clone()));
     info!(relay = shared.config.relay_name, source = shared.config.source_name, "relay started");
@@ -96,6 +100,27 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
     shared.publisher.flush(deadline.saturating_duration_since(Instant::now())).await;
     info!(relay = shared.config.relay_name, "relay stopped");
     outcome
+}
+
+/// Starts the workers, woken by the tail where one is configured, and by the timer alone otherwise.
+fn start_claims(tasks: &mut JoinSet<Result<(), Error>>, shared: &Arc<Shared>) {
+    let longest = shared.config.timer_longest;
+    shared.metrics.wake_mode(WakeMode::Timer);
+    match (&shared.tail, &shared.config.tail) {
+        (Some(tail), Some(login)) => {
+            let wake = TailWake::new(tail.clone(), longest, shared.in_flight.subscribe(), shared.metrics.clone());
+            take_turns(tasks, shared, wake);
+            tasks.spawn(tail::follow(shared.clone(), tail.clone(), login.clone()));
+        }
+        _ => take_turns(tasks, shared, Timer::new(longest)),
+    }
+}
+
+fn take_turns<W: Wake>(tasks: &mut JoinSet<Result<(), Error>>, shared: &Arc<Shared>, wake: W) {
+    let baton = Arc::new(tokio::sync::Mutex::new(wake));
+    for number in 1..=shared.config.claims_in_flight {
+        tasks.spawn(claim_in_turn(shared.clone(), baton.clone(), number));
+    }
 }
 
 /// Waits for the request to stop, or for a task that ends by itself, which is a failure. Then gives all of them the grace period. Returns its end too: what
@@ -257,24 +282,26 @@ impl Shared {
             () = self.shutdown.wait() => return Ok(()),
             wake = baton.lock() => wake,
         };
-        tokio::select! {
+        let sign = tokio::select! {
             () = self.shutdown.wait() => return Ok(()),
-            () = wake.wait() => {}
-        }
+            sign = wake.wait() => sign,
+        };
         self.health.turn();
         let (scan, idle) = {
             let pace = self.pace();
             (pace.quick(), pace.idle())
         };
-        if idle && let Some(last_value) = session.nothing_above(scan.above).await.map_err(Error::OutboxClaim)? {
-            wake.claimed(0, false);
+        let peek = idle && sign == Sign::Silence;
+        if peek && let Some(last_value) = session.nothing_above(scan.above).await.map_err(Error::OutboxClaim)? {
+            wake.claimed(0, false, 0);
             self.recovered(POSTGRES);
             self.pace().claimed(scan, 0, last_value, self.now_ms());
             return Ok(());
         }
         let (claim, claimed) = session.claim(scan, &self.waiting()).await.map_err(Error::OutboxClaim)?;
         let rows = claimed.rows.len();
-        wake.claimed(rows, rows >= scan.limit as usize);
+        let position = claimed.rows.iter().map(|row| row.position).max().unwrap_or(0);
+        wake.claimed(rows, rows >= scan.limit as usize, position);
         let Some(epoch) = claimed.epoch else {
             claim.release().await.map_err(Error::OutboxClaim)?;
             self.metrics.claim(ClaimOutcome::NotValid);
@@ -287,8 +314,10 @@ impl Shared {
             self.metrics.claim(ClaimOutcome::Empty);
             return claim.release().await.map_err(Error::OutboxClaim);
         }
+        // Before the baton goes on: whoever has it next may want to wait for this claim.
+        let in_flight = InFlight::new(self);
         drop(wake);
-        self.deliver(claim, claimed, epoch).await
+        self.deliver(claim, claimed, epoch, in_flight).await
     }
 
     /// One claim of the look-behind. Says whether it came back full.
@@ -298,7 +327,7 @@ impl Shared {
         let (claim, claimed) = session.claim(scan, &self.waiting()).await.map_err(Error::OutboxClaim)?;
         let full = claimed.rows.len() >= scan.limit as usize;
         match claimed.epoch {
-            Some(epoch) if !claimed.rows.is_empty() => self.deliver(claim, claimed, epoch).await?,
+            Some(epoch) if !claimed.rows.is_empty() => self.deliver(claim, claimed, epoch, InFlight::new(self)).await?,
             // Nothing there, or not vouched for: the quick claims raise the epoch.
             _ => claim.release().await.map_err(Error::OutboxClaim)?,
         }
@@ -306,8 +335,13 @@ impl Shared {
     }
 
     /// Publishes a claim, retires its rows, and gives back those whose records did not get through.
-    async fn deliver(&self, mut claim: Claim<'_>, claimed: Claimed, (epoch, cause): (u64, Option<EpochCause>)) -> Result<(), Error> {
-        let _in_flight = InFlight::new(&self.metrics);
+    async fn deliver(
+        &self,
+        mut claim: Claim<'_>,
+        claimed: Claimed,
+        (epoch, cause): (u64, Option<EpochCause>),
+        _in_flight: InFlight<'_>,
+    ) -> Result<(), Error> {
         let began = Instant::now();
         let source = Source { database: self.config.source_name.clone(), relay: self.config.relay_name.clone(), epoch_cause: cause };
         let plan = plan(&claimed.rows, &Context { epoch, source: &source, regions: &self.config.regions }, Uuid::now_v7);
@@ -355,7 +389,8 @@ impl Shared {
     /// The claim found no epoch that is vouched for. The topics are read first: while Kafka is away, nothing could be published anyway.
     async fn raise(&self, session: &mut Session) -> Result<(), Error> {
         let config = self.config.clone();
-        let published = tokio::task::spawn_blocking(move || tail::read(&config)).await.map_err(Error::Task)?.map_err(Error::BrokerTail)?;
+        let published =
+            tokio::task::spawn_blocking(move || topic_tail::read(&config)).await.map_err(Error::Task)?.map_err(Error::BrokerTail)?;
         match session.raise_epoch(published).await.map_err(Error::OutboxEpoch)? {
             Raised::Here(epoch, cause) if cause.loses_commits() => {
                 self.metrics.raised(epoch, cause);
@@ -399,17 +434,19 @@ impl Shared {
 }
 
 /// Counts a claim while it holds rows, also when its task is dropped.
-struct InFlight<'a>(&'a Metrics);
+struct InFlight<'a>(&'a Shared);
 
 impl<'a> InFlight<'a> {
-    fn new(metrics: &'a Metrics) -> Self {
-        metrics.claims_in_flight.inc();
-        Self(metrics)
+    fn new(shared: &'a Shared) -> Self {
+        shared.metrics.claims_in_flight.inc();
+        shared.in_flight.send_modify(|claims| *claims += 1);
+        Self(shared)
     }
 }
 
 impl Drop for InFlight<'_> {
     fn drop(&mut self) {
-        self.0.claims_in_flight.dec();
+        self.0.metrics.claims_in_flight.dec();
+        self.0.in_flight.send_modify(|claims| *claims -= 1);
     }
 }

@@ -3,7 +3,7 @@
 use clap::Parser;
 use recant_schema::service::config::process_environment;
 use recant_schema::service::shutdown::Shutdown;
-use recant_schema::service::{EXIT_CONFIGURATION, telemetry};
+use recant_schema::service::{EXIT_CONFIGURATION, telemetry, tls};
 use recant_subscriber::cli::{Cli, Command};
 use recant_subscriber::config::Config;
 use recant_subscriber::{check, inspect, status, subscriber};
@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    tls::use_ring();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {

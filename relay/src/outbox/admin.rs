@@ -67,6 +67,8 @@ pub struct ServerFacts {
     pub wal_level: String,
     /// The login.
     pub login: String,
+    /// The cluster's system identifier.
+    pub cluster: String,
     /// How far it is migrated.
     pub migrations: Migrations,
 }
@@ -159,7 +161,8 @@ const SERVER: &str = "
     select current_setting('server_version_num')::int, getdatabaseencoding()::text, pg_is_in_recovery(),
            current_setting('track_commit_timestamp')::bool, current_setting('wal_level'), session_user::text,
            list.oid is not null,
-           coalesce(has_schema_privilege(list.relnamespace, 'usage') and has_table_privilege(list.oid, 'select'), false)
+           coalesce(has_schema_privilege(list.relnamespace, 'usage') and has_table_privilege(list.oid, 'select'), false),
+           (select system_identifier::text from pg_control_system())
     from (select) one
     left join pg_class list on list.relname = 'migrations' and list.relnamespace = (select oid from pg_namespace where nspname = 'recant')";
 
@@ -184,6 +187,7 @@ impl Session {
                 commit_times: row.try_get(3)?,
                 wal_level: row.try_get(4)?,
                 login: row.try_get(5)?,
+                cluster: row.try_get(8)?,
                 migrations,
             })
         };

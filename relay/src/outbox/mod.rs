@@ -1,11 +1,12 @@
 //! The outbox in Postgres: the only home of SQL.
 //!
 //! Reading order: this file (sessions and faults), [`claim`] (claim, retire, release), [`epoch`] (vouching for a run of the database), [`reading`]
-//! (heartbeats, ages), [`admin`] (migrate, check, status, invalidate).
+//! (heartbeats, ages), [`log`] (what the tail asks), [`admin`] (migrate, check, status, invalidate).
 
 pub mod admin;
 pub mod claim;
 pub mod epoch;
+pub mod log;
 pub mod reading;
 
 use recant_schema::service::config::Secret;

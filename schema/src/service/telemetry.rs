@@ -28,8 +28,9 @@ impl LogFormat {
 
 /// Starts logging for the whole process; a second call changes nothing.
 pub fn init(format: LogFormat) {
-    // librdkafka reports each attempt of its own reconnects; the services report outages themselves, once each.
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,librdkafka=off,rdkafka=off"));
+    // These clients report each attempt of their own; the services report outages themselves, once each.
+    let quiet = "info,librdkafka=off,rdkafka=off,pgwire_replication=off";
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(quiet));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(std::io::stderr().is_terminal()).with_writer(std::io::stderr);
     let result = match format {
         LogFormat::Text => builder.with_target(false).try_init(),

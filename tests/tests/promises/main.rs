@@ -21,3 +21,4 @@ mod poison;
 mod race;
 mod sentinel;
 mod tidy;
+mod wake_ups;

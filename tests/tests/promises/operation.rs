@@ -281,7 +281,7 @@ async fn metrics_carry_no_key_and_no_tenant_and_only_fixed_labels() {
     }
     pipeline.kafka.produce(&pipeline.shared_topic(), Some(keys[0].as_str().as_bytes()), Some(b"garbage")).await;
     pipeline.await_consumed().await;
-    let known = ["le", "region", "outcome", "reason", "cause", "class", "basis", "reading", "topic", "lane"];
+    let known = ["le", "region", "outcome", "reason", "cause", "class", "basis", "reading", "topic", "lane", "mode"];
     for daemon in [&pipeline.relays[0], &pipeline.eu().subscriber] {
         let text = daemon.metrics().await;
         assert!(text.contains("application/openmetrics-text") && text.trim_end().ends_with("# EOF"), "{text}");

@@ -1,6 +1,6 @@
 //! The write-ahead log, as far as the tail is concerned. The tail itself speaks the replication protocol (see [`crate::tail`]); what it asks in SQL is asked here.
 
-use super::{OutboxFault, Session, unsigned};
+use super::{OutboxFault, Session, answer, unsigned};
 use sqlx::Row as _;
 
 /// The publication that migration 0005 makes.
@@ -34,7 +34,7 @@ impl Session {
     /// # Errors
     /// From Postgres.
     pub async fn retained_by(&mut self, slot: &str) -> Result<Option<u64>, OutboxFault> {
-        let row = sqlx::query(RETAINED).bind(slot).fetch_optional(&mut self.connection).await.map_err(OutboxFault::new)?;
+        let row = answer(sqlx::query(RETAINED).bind(slot).fetch_optional(&mut self.connection)).await?;
         let Some(row) = row else { return Ok(None) };
         let bytes: Option<i64> = row.try_get(0).map_err(OutboxFault::new)?;
         Ok(bytes.map(unsigned))

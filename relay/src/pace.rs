@@ -24,7 +24,10 @@ const SETTLED_MS: u64 = 1_000;
 /// The look-behind's shortest period: what a late row waits at most when nothing holds dead rows back.
 const SHORTEST_PERIOD: Duration = Duration::from_secs(1);
 
-/// The look-behind and the oldest-row reading may use a twentieth of one backend's time, however many dead rows they step over.
+/// And its longest: rows of a frozen relay are free after 20 s (idle_in_transaction_session_timeout) and have to be published within the stated 30 s.
+const LONGEST_PERIOD: Duration = Duration::from_secs(5);
+
+/// The look-behind and the oldest-row reading may use a twentieth of one backend's time while that keeps them within their longest period.
 const SHARE: u32 = 20;
 
 /// First wait after something was claimed; the smallest step of the runtime's timer.
@@ -143,7 +146,7 @@ impl Pace {
 
 /// How long to wait after a piece of background work that took so long.
 pub fn period(last: Duration) -> Duration {
-    last.saturating_mul(SHARE).max(SHORTEST_PERIOD)
+    last.saturating_mul(SHARE).clamp(SHORTEST_PERIOD, LONGEST_PERIOD)
 }
 
 #[cfg(test)]
@@ -217,9 +220,10 @@ mod tests {
     }
 
     #[test]
-    fn background_work_takes_a_twentieth_of_the_time_at_most() {
+    fn background_work_takes_a_twentieth_of_the_time_within_bounds() {
         assert_eq!(period(Duration::ZERO), Duration::from_secs(1));
         assert_eq!(period(Duration::from_millis(200)), Duration::from_secs(4));
+        assert_eq!(period(Duration::from_secs(2)), Duration::from_secs(5));
     }
 
     proptest! {

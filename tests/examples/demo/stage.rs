@@ -87,6 +87,8 @@ impl Stage {
     pub(crate) fn relay_environment(&self, settings: &Settings) -> Vec<(&'static str, String)> {
         vec![
             ("RELAY_DATABASE_URL", self.database_url.clone()),
+            // The stack's login has REPLICATION; elsewhere this would be a login of its own, and without it the relays poll.
+            ("RELAY_TAIL_URL", self.database_url.split('?').next().unwrap_or_default().to_owned()),
             ("RELAY_BROKERS", settings.brokers.clone()),
             ("RELAY_REGIONS", REGIONS.join(",")),
             ("RELAY_TOPIC_PREFIX", self.name.clone()),

@@ -17,14 +17,21 @@ pub struct Health {
 #[derive(Debug)]
 struct State {
     last_turn: Instant,
-    /// Component to its trouble; `None` is fine.
-    components: BTreeMap<&'static str, Option<String>>,
+    components: BTreeMap<&'static str, Component>,
+}
+
+#[derive(Debug)]
+enum Component {
+    /// It has not reported yet, so neither its first trouble nor its first success is old news.
+    Awaited,
+    Fine,
+    Failed(String),
 }
 
 impl Health {
     /// Alive from now on; not ready until each of these components has reported itself fine.
     pub fn new(components: &[&'static str]) -> Self {
-        let components = components.iter().map(|name| (*name, Some("not connected yet".to_owned()))).collect();
+        let components = components.iter().map(|name| (*name, Component::Awaited)).collect();
         Self { state: Arc::new(Mutex::new(State { last_turn: Instant::now(), components })) }
     }
 
@@ -35,13 +42,12 @@ impl Health {
 
     /// A component can do its work again. Returns whether it could not before: the moment for one log line.
     pub fn recovered(&self, component: &'static str) -> bool {
-        self.lock().components.insert(component, None).flatten().is_some()
+        !matches!(self.lock().components.insert(component, Component::Fine), None | Some(Component::Fine))
     }
 
     /// A component cannot do its work. Returns whether that is news: the moment for one log line.
     pub fn failed(&self, component: &'static str, trouble: String) -> bool {
-        let before = self.lock().components.insert(component, Some(trouble));
-        !matches!(before, Some(Some(text)) if text != "not connected yet")
+        !matches!(self.lock().components.insert(component, Component::Failed(trouble)), Some(Component::Failed(_)))
     }
 
     /// `Err` with the reason when the loop is stuck.
@@ -59,8 +65,12 @@ impl Health {
     /// The lines, for a person.
     pub fn ready(&self) -> Result<(), Vec<String>> {
         let state = self.lock();
-        let troubles: Vec<_> =
-            state.components.iter().filter_map(|(name, trouble)| Some(format!("{name}: {}", trouble.as_ref()?))).collect();
+        let trouble = |(name, component): (&&str, &Component)| match component {
+            Component::Fine => None,
+            Component::Awaited => Some(format!("{name}: not connected yet")),
+            Component::Failed(trouble) => Some(format!("{name}: {trouble}")),
+        };
+        let troubles: Vec<_> = state.components.iter().filter_map(trouble).collect();
         if troubles.is_empty() { Ok(()) } else { Err(troubles) }
     }
 
